@@ -1,0 +1,4 @@
+//! Carries a plan out. Decides nothing: what is done here was decided in
+//! `plan/`, and what fails here is reported, not worked around.
+
+pub mod environment;

@@ -1,0 +1,111 @@
+//! What people asked for: the option's grammar, its environment equivalents
+//! and their precedence. Parses and merges; it reads nothing of the machine
+//! and decides nothing about a job.
+
+mod nearest;
+mod plugstack;
+mod spec;
+
+pub use nearest::nearest;
+pub use plugstack::{Plugstack, PlugstackError};
+pub use spec::{KEYS, Key, Launch, PortRange, Profile, Settings, Source, SpecError, WORDS, help};
+pub(crate) use spec::{check_host, parse_port, printable};
+
+use crate::facts::Environment;
+
+/// The flag's environment equivalent in srun's environment.
+pub const FLAG_VARIABLE: &str = "PALINGENESIS";
+/// Prefix of the variables that supply a value for one key.
+pub const KEY_PREFIX: &str = "PALINGENESIS_OPT_";
+
+/// How the flag was given on a command line, or inherited from sbatch or
+/// salloc. Slurm spells "no argument" in three ways: NULL, "" and, when the
+/// option went through sbatch's environment, "(null)" (`src/common/spank.c`
+/// prints a NULL pointer with %s).
+pub fn option_argument(argument: Option<&str>) -> &str {
+    match argument {
+        None | Some("(null)") => "",
+        Some(text) => text,
+    }
+}
+
+/// The settings in force, or `None` when the flag was not given at all.
+///
+/// `option` is the argument of `--palingenesis` if the option was given (last
+/// one wins, an srun's own beats what sbatch handed down). `PALINGENESIS=SPEC`
+/// counts as the flag when the option is absent. `PALINGENESIS_OPT_<KEY>`
+/// supplies a value for a key that neither names.
+///
+/// # Errors
+/// The first thing that is not understood, naming where it stands.
+pub fn resolve(option: Option<&str>, environment: &Environment) -> Result<Option<Settings>, SpecError> {
+    let mut settings = match (option, environment.get(FLAG_VARIABLE)) {
+        (Some(argument), _) => Settings::parse(option_argument(Some(argument)), Source::Option)?,
+        (None, Some(spec)) => Settings::parse(spec, Source::Variable(FLAG_VARIABLE.into()))?,
+        (None, None) => return Ok(None),
+    };
+    if !settings.off && !settings.help {
+        for (name, value) in environment.iter() {
+            if let Some(key) = name.strip_prefix(KEY_PREFIX) {
+                settings.supply(name, key, value)?;
+            }
+        }
+        settings.check_combination()?;
+    }
+    Ok(Some(settings))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)]) -> Environment {
+        pairs.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect()
+    }
+
+    #[test]
+    fn without_the_flag_key_variables_mean_nothing() {
+        let vars = env(&[("PALINGENESIS_OPT_PORT", "nonsense"), ("PALINGENESIS_SET", "x")]);
+        assert_eq!(resolve(None, &vars), Ok(None));
+    }
+
+    #[test]
+    fn the_three_spellings_of_no_argument_are_the_same() {
+        for argument in ["", "(null)"] {
+            let settings = resolve(Some(argument), &env(&[])).unwrap().unwrap();
+            assert_eq!(settings, Settings::default());
+        }
+        assert_eq!(option_argument(None), "");
+    }
+
+    #[test]
+    fn the_option_beats_the_flag_variable_and_the_key_variables() {
+        let vars = env(&[("PALINGENESIS", "port=21000"), ("PALINGENESIS_OPT_PORT", "22000")]);
+        let port = |option| resolve(option, &vars).unwrap().unwrap().port;
+        assert_eq!(port(None), Some(21000));
+        assert_eq!(port(Some("port=23000")), Some(23000));
+        assert_eq!(port(Some("default")), Some(22000));
+        assert!(resolve(Some("off"), &vars).unwrap().unwrap().off);
+    }
+
+    #[test]
+    fn an_unknown_key_variable_names_the_nearest() {
+        let vars = env(&[("PALINGENESIS", ""), ("PALINGENESIS_OPT_PROT", "22000")]);
+        let error = resolve(None, &vars).unwrap_err().to_string();
+        assert!(error.contains("PALINGENESIS_OPT_PROT"), "{error}");
+        assert!(error.contains("PALINGENESIS_OPT_PORT"), "{error}");
+    }
+
+    #[test]
+    fn our_other_variables_are_never_read_as_settings() {
+        let vars = env(&[("PALINGENESIS", ""), ("PALINGENESIS_STORE_KEY", "k"), ("PALINGENESIS_SET", "s")]);
+        assert_eq!(resolve(None, &vars).unwrap(), Some(Settings::default()));
+    }
+
+    #[test]
+    fn key_variables_and_the_spec_may_not_contradict_each_other() {
+        let vars = env(&[("PALINGENESIS_OPT_PORTS", "21000-22000")]);
+        let error = resolve(Some("port=21500"), &vars).unwrap_err().to_string();
+        assert!(error.contains("port") && error.contains("ports"), "{error}");
+    }
+}

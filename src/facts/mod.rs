@@ -1,0 +1,54 @@
+//! Reads the world: the step as Slurm describes it, the node, the network, the
+//! environment. No decision is taken here and nothing is changed.
+//!
+//! What is read from files takes a root directory, so that a recorded machine
+//! can be planned anywhere.
+
+pub mod environment;
+pub mod gpus;
+pub mod hostlist;
+pub mod network;
+pub mod step;
+
+pub use environment::Environment;
+pub use step::{Step, StepError};
+
+use std::path::Path;
+
+/// What the node itself says, read once per node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Model names of the GPUs, as the NVIDIA driver prints them; empty
+    /// without the driver.
+    pub gpu_models: Vec<String>,
+    /// The kernel's range of ports for outgoing connections, if known.
+    pub ephemeral_ports: Option<(u16, u16)>,
+    /// What could not be read, in words.
+    pub unknown: Vec<String>,
+}
+
+impl NodeFacts {
+    /// Reads a few small files below `root`. What cannot be read stays empty
+    /// and is named in `unknown`; a missing driver is no fault.
+    pub fn read(root: &Path) -> NodeFacts {
+        let mut unknown = Vec::new();
+        let gpu_models = gpus::models(root).unwrap_or_else(|why| {
+            unknown.push(why);
+            Vec::new()
+        });
+        let ephemeral_ports = network::ephemeral_ports(root).unwrap_or_else(|why| {
+            unknown.push(why);
+            None
+        });
+        NodeFacts { gpu_models, ephemeral_ports, unknown }
+    }
+}
+
+/// What srun alone can know of rank 0, handed to the tasks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rank0 {
+    /// NodeName of the node that holds global rank 0.
+    pub host: Option<String>,
+    /// Its numeric address, from its NodeAddr.
+    pub address: Option<String>,
+}

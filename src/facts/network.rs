@@ -1,0 +1,100 @@
+//! Names, addresses and ports as this node sees them. Every look-up has a
+//! deadline; nothing is chosen here.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::system::{child, resolver};
+
+pub use crate::system::interfaces::{Interface, interfaces};
+
+/// What looking a host name up on this node gave.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Resolution {
+    /// Not looked up: the plan is for another machine.
+    #[default]
+    NotTried,
+    /// Its addresses, in the resolver's order.
+    Found(Vec<IpAddr>),
+    /// The resolver's reason, or that it did not answer in time.
+    Failed(String),
+}
+
+/// Looks `host` up in a child process that is killed at the deadline, because
+/// getaddrinfo(3) itself knows none and may wait for minutes.
+pub fn resolve(host: &str, deadline: Duration) -> Resolution {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Resolution::Found(vec![address]);
+    }
+    match child::run(deadline, || resolver::lookup(host)) {
+        Ok(answer) => decode(&answer),
+        Err(error) => Resolution::Failed(error.to_string()),
+    }
+}
+
+fn decode(answer: &[u8]) -> Resolution {
+    let text = String::from_utf8_lossy(answer);
+    if let Some(reason) = text.strip_prefix('!') {
+        return Resolution::Failed(reason.to_string());
+    }
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for address in text.split_whitespace().filter_map(|word| word.parse().ok()) {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    if addresses.is_empty() { Resolution::Failed("no address".into()) } else { Resolution::Found(addresses) }
+}
+
+/// `net.ipv4.ip_local_port_range`: ports the kernel gives to outgoing
+/// connections, so that a listener there may find its port taken.
+///
+/// # Errors
+/// One line when the file is there but cannot be read or understood.
+pub fn ephemeral_ports(root: &Path) -> Result<Option<(u16, u16)>, String> {
+    let file = root.join("proc/sys/net/ipv4/ip_local_port_range");
+    let text = match fs::read_to_string(&file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(format!("ephemeral port range unknown: {}: {error}", file.display())),
+    };
+    let mut numbers = text.split_whitespace().map(str::parse::<u16>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(low)), Some(Ok(high))) => Ok(Some((low, high))),
+        _ => Err(format!("ephemeral port range unknown: {} holds no two numbers", file.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_numeric_address_needs_no_look_up() {
+        let expected = Resolution::Found(vec!["192.0.2.7".parse().unwrap()]);
+        assert_eq!(resolve("192.0.2.7", Duration::ZERO), expected);
+    }
+
+    #[test]
+    fn localhost_resolves_and_an_impossible_name_says_why() {
+        let Resolution::Found(addresses) = resolve("localhost", Duration::from_secs(10)) else {
+            panic!("localhost does not resolve here");
+        };
+        assert!(addresses.iter().all(IpAddr::is_loopback));
+        let Resolution::Failed(why) = resolve("no-such-host.invalid", Duration::from_secs(30)) else {
+            panic!("a name under .invalid resolved");
+        };
+        assert!(!why.is_empty());
+    }
+
+    #[test]
+    fn the_resolver_s_answers() {
+        assert_eq!(decode(b"!Name or service not known"), Resolution::Failed("Name or service not known".into()));
+        assert_eq!(decode(b""), Resolution::Failed("no address".into()));
+        let expected = Resolution::Found(vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()]);
+        assert_eq!(decode(b"10.0.0.1 10.0.0.1 fd00::1"), expected);
+    }
+}

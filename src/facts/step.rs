@@ -1,0 +1,251 @@
+//! The step as Slurm tells it to a task: counts, ids and the node list from the
+//! task's own SLURM_* variables, which slurmstepd sets for every task under
+//! every `--export`. SPANK's items are per het component and would be wrong in
+//! a combined het step; job-level variables describe the job, not the step.
+
+use thiserror::Error;
+
+use super::Environment;
+use super::hostlist::{self, HostlistError, TasksPerNode};
+
+/// One task's place in its step.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// SLURM_JOB_ID; in a combined het step the leader's, for all components.
+    pub job_id: u32,
+    /// SLURM_STEP_ID.
+    pub step_id: u32,
+    /// SLURM_PROCID: global rank, 0 to `world_size - 1`.
+    pub rank: u32,
+    /// SLURM_LOCALID: rank among the node's tasks.
+    pub local_rank: u32,
+    /// SLURM_NODEID: index of the node in the step.
+    pub node_rank: u32,
+    /// SLURM_STEP_NUM_TASKS.
+    pub world_size: u32,
+    /// Tasks on each node of the step, from SLURM_STEP_TASKS_PER_NODE.
+    pub tasks_per_node: TasksPerNode,
+    /// Tasks on this node.
+    pub local_world_size: u32,
+    /// SLURM_STEP_NODELIST as Slurm writes it, in order of node index.
+    pub node_list: String,
+    /// NodeName of this task's node.
+    pub node: String,
+    /// SLURM_JOB_NODELIST, to recognise a host of the job outside the step.
+    pub job_node_list: Option<String>,
+    /// Whether `-m arbitrary` or a host file chose the layout: then rank 0 need
+    /// not be on the first node.
+    pub arbitrary: bool,
+    /// Whether the step has a pseudo terminal.
+    pub pty: bool,
+}
+
+/// Why there is no step to plan for.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum StepError {
+    /// No Slurm job at all.
+    #[error("not inside a Slurm job: SLURM_JOB_ID is not set; start the program with srun --palingenesis")]
+    NoJob,
+    /// In a job, but not in a step: a batch script or a salloc shell.
+    #[error(
+        "inside job {job}, but outside a step: {missing} is not set, so there are no ranks here; \
+         launch the training with srun --palingenesis"
+    )]
+    NoStep {
+        /// SLURM_JOB_ID.
+        job: String,
+        /// The first step variable that is missing.
+        missing: &'static str,
+    },
+    /// The batch script's, extern or interactive step.
+    #[error(
+        "step {step} of job {job} has no ranks: it is the job's own shell; launch the training with srun --palingenesis"
+    )]
+    SpecialStep {
+        /// SLURM_JOB_ID.
+        job: u32,
+        /// SLURM_STEP_ID.
+        step: u32,
+    },
+    /// A variable that Slurm sets is missing in a step.
+    #[error(
+        "{name} is not set in this step, though Slurm sets it for every task; was it unset by the task's own environment?"
+    )]
+    Missing {
+        /// The variable.
+        name: &'static str,
+    },
+    /// A variable's value is not what Slurm writes.
+    #[error("{name}={value} is not {expected}")]
+    Malformed {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// A list that does not parse.
+    #[error("{name}: {source}")]
+    List {
+        /// The variable.
+        name: &'static str,
+        /// What is wrong with it.
+        source: HostlistError,
+    },
+    /// Values that cannot hold together.
+    #[error("the step's variables contradict each other: {0}")]
+    Inconsistent(String),
+}
+
+/// Ids from here on belong to the batch script, the extern and the interactive
+/// step (SLURM_INTERACTIVE_STEP and up in slurm.h).
+pub const FIRST_SPECIAL_STEP: u32 = 0xffff_fffa;
+
+impl Step {
+    /// The step of the task whose environment this is.
+    ///
+    /// # Errors
+    /// Outside a step, and when Slurm's variables are missing, malformed or
+    /// contradict each other.
+    pub fn from_environment(environment: &Environment) -> Result<Step, StepError> {
+        let Some(job) = environment.get("SLURM_JOB_ID") else {
+            return Err(StepError::NoJob);
+        };
+        // The batch script has PROCID, LOCALID and NODEID too, but no SLURM_STEP_*.
+        for missing in ["SLURM_STEP_ID", "SLURM_STEP_NODELIST"] {
+            if environment.get(missing).is_none() {
+                return Err(StepError::NoStep { job: job.into(), missing });
+            }
+        }
+        let number = |name| number(environment, name);
+        let (job_id, step_id) = (number("SLURM_JOB_ID")?, number("SLURM_STEP_ID")?);
+        if step_id >= FIRST_SPECIAL_STEP {
+            return Err(StepError::SpecialStep { job: job_id, step: step_id });
+        }
+        let node_list = text(environment, "SLURM_STEP_NODELIST")?.to_string();
+        let tasks_per_node = TasksPerNode::parse(text(environment, "SLURM_STEP_TASKS_PER_NODE")?)
+            .map_err(|source| StepError::List { name: "SLURM_STEP_TASKS_PER_NODE", source })?;
+        let step = Step {
+            job_id,
+            step_id,
+            rank: number("SLURM_PROCID")?,
+            local_rank: number("SLURM_LOCALID")?,
+            node_rank: number("SLURM_NODEID")?,
+            world_size: number("SLURM_STEP_NUM_TASKS")?,
+            local_world_size: 0,
+            tasks_per_node,
+            node: environment.get("SLURMD_NODENAME").unwrap_or_default().to_string(),
+            node_list,
+            job_node_list: environment.get("SLURM_JOB_NODELIST").map(String::from),
+            arbitrary: environment.get("SLURM_DISTRIBUTION").is_some_and(|d| d.starts_with("arbitrary")),
+            pty: environment.get("SLURM_PTY_PORT").is_some(),
+        };
+        step.completed()
+    }
+
+    /// A step described by hand: rank `rank` of the tasks spread in blocks over
+    /// the nodes of `node_list`.
+    ///
+    /// # Errors
+    /// Lists that do not parse or do not fit together, a rank outside the step.
+    pub fn described(
+        node_list: &str,
+        tasks_per_node: &str,
+        rank: u32,
+        job_id: u32,
+        step_id: u32,
+    ) -> Result<Step, StepError> {
+        let tasks = TasksPerNode::parse(tasks_per_node)
+            .map_err(|source| StepError::List { name: "--tasks-per-node", source })?;
+        // One number for all nodes is what people write for an even layout.
+        let nodes = hostlist::count(node_list).map_err(|source| StepError::List { name: "--nodelist", source })?;
+        let tasks = match (tasks.nodes(), nodes) {
+            (1, 2..) => TasksPerNode::parse(&format!("{}(x{nodes})", tasks.get(0).unwrap_or(0)))
+                .map_err(|source| StepError::List { name: "--tasks-per-node", source })?,
+            _ => tasks,
+        };
+        let world_size = u32::try_from(tasks.total())
+            .map_err(|_| StepError::Inconsistent(format!("{} tasks are too many", tasks.total())))?;
+        let mut first = 0;
+        let place = tasks.iter().enumerate().find_map(|(node, tasks)| {
+            let here = (rank < first + tasks).then_some((node as u32, rank.wrapping_sub(first)));
+            first += tasks;
+            here
+        });
+        let Some((node_rank, local_rank)) = place else {
+            return Err(StepError::Inconsistent(format!("rank {rank} is not one of {world_size} ranks")));
+        };
+        let step = Step {
+            job_id,
+            step_id,
+            rank,
+            local_rank,
+            node_rank,
+            world_size,
+            local_world_size: 0,
+            tasks_per_node: tasks,
+            node: String::new(),
+            node_list: node_list.to_string(),
+            job_node_list: None,
+            arbitrary: false,
+            pty: false,
+        };
+        step.completed()
+    }
+
+    /// Number of nodes.
+    pub fn nodes(&self) -> u32 {
+        self.tasks_per_node.nodes() as u32
+    }
+
+    /// Fills what follows from the rest, and checks that all of it can be true.
+    fn completed(mut self) -> Result<Step, StepError> {
+        let wrong = |why: String| Err(StepError::Inconsistent(why));
+        let nodes = hostlist::count(&self.node_list)
+            .map_err(|source| StepError::List { name: "SLURM_STEP_NODELIST", source })?;
+        if nodes != self.tasks_per_node.nodes() {
+            return wrong(format!(
+                "the node list {} has {nodes} nodes, the tasks per node speak of {}",
+                self.node_list,
+                self.tasks_per_node.nodes()
+            ));
+        }
+        if self.tasks_per_node.total() != u64::from(self.world_size) {
+            return wrong(format!(
+                "{} tasks in all, but the tasks per node add up to {}",
+                self.world_size,
+                self.tasks_per_node.total()
+            ));
+        }
+        let Some(here) = self.tasks_per_node.get(self.node_rank as usize) else {
+            return wrong(format!("node {} of {nodes} nodes", self.node_rank));
+        };
+        if self.rank >= self.world_size {
+            return wrong(format!("rank {} of {} ranks", self.rank, self.world_size));
+        }
+        if self.local_rank >= here {
+            return wrong(format!("local rank {} of {here} tasks on node {}", self.local_rank, self.node_rank));
+        }
+        self.local_world_size = here;
+        if self.node.is_empty() {
+            let hosts = hostlist::expand(&self.node_list)
+                .map_err(|source| StepError::List { name: "SLURM_STEP_NODELIST", source })?;
+            self.node = hosts.into_iter().nth(self.node_rank as usize).unwrap_or_default();
+        }
+        Ok(self)
+    }
+}
+
+fn text<'a>(environment: &'a Environment, name: &'static str) -> Result<&'a str, StepError> {
+    environment.get(name).ok_or(StepError::Missing { name })
+}
+
+fn number(environment: &Environment, name: &'static str) -> Result<u32, StepError> {
+    let value = text(environment, name)?;
+    value.parse().map_err(|_| StepError::Malformed {
+        name,
+        value: value.chars().take(80).collect(),
+        expected: "a number",
+    })
+}

@@ -1,0 +1,90 @@
+//! What the step's tasks are: ranks of a training, or a shell for a person.
+
+use serde::Serialize;
+
+use crate::config::Launch;
+
+/// What the tasks of the step are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shape {
+    /// The tasks are the ranks.
+    Native,
+    /// A shell for a person: the environment, no rank variables, since a
+    /// program started in it later belongs to no rank.
+    Shell,
+}
+
+impl Shape {
+    /// As printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Shape::Native => "native",
+            Shape::Shell => "shell",
+        }
+    }
+}
+
+const SHELLS: [&str; 9] = ["bash", "sh", "zsh", "dash", "fish", "ksh", "mksh", "csh", "tcsh"];
+
+/// The shape asked for, or the one the command and `--pty` show.
+pub fn shape(launch: Launch, command: &[String], pty: bool) -> Shape {
+    match launch {
+        Launch::Native => Shape::Native,
+        Launch::Shell => Shape::Shell,
+        Launch::Auto if pty || is_interactive_shell(command) => Shape::Shell,
+        Launch::Auto => Shape::Native,
+    }
+}
+
+/// A shell with neither a script nor `-c`: it reads commands from its input.
+fn is_interactive_shell(command: &[String]) -> bool {
+    let Some((program, arguments)) = command.split_first() else {
+        return false;
+    };
+    let name = program.rsplit('/').next().unwrap_or(program);
+    let name = name.strip_prefix('-').unwrap_or(name);
+    if !SHELLS.contains(&name) {
+        return false;
+    }
+    arguments.iter().all(|argument| {
+        let long = matches!(
+            argument.as_str(),
+            "--login" | "--interactive" | "--norc" | "--noprofile" | "--posix" | "--restricted"
+        );
+        let short = argument.strip_prefix('-').is_some_and(|flags| {
+            !flags.is_empty() && flags.chars().all(|flag| matches!(flag, 'i' | 'l' | 's' | 'f' | 'e' | 'u' | 'x'))
+        });
+        long || short
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn auto(command: &str, pty: bool) -> Shape {
+        let command: Vec<String> = command.split_whitespace().map(String::from).collect();
+        shape(Launch::Auto, &command, pty)
+    }
+
+    #[test]
+    fn shells_for_people_and_everything_else() {
+        for command in ["bash", "/bin/bash", "bash -i", "bash -l", "zsh -il", "/usr/bin/fish", "sh --login", "-bash"] {
+            assert_eq!(auto(command, false), Shape::Shell, "{command}");
+        }
+        for command in
+            ["bash -c env", "bash -lc env", "bash train.sh", "sh -x train.sh", "python3 train.py", "", "bashful"]
+        {
+            assert_eq!(auto(command, false), Shape::Native, "{command}");
+        }
+        assert_eq!(auto("python3", true), Shape::Shell);
+    }
+
+    #[test]
+    fn launch_overrides() {
+        let bash = ["bash".to_string()];
+        assert_eq!(shape(Launch::Native, &bash, true), Shape::Native);
+        assert_eq!(shape(Launch::Shell, &["python3".to_string()], false), Shape::Shell);
+    }
+}

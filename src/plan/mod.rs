@@ -1,0 +1,244 @@
+//! Decides what a rank gets, with a reason for every decision. Pure: no input
+//! or output, no clock, no randomness, so that `palingenesis explain` shows what
+//! a job gets by construction.
+
+pub mod environment;
+pub mod launch;
+pub mod marks;
+pub mod ranks;
+pub mod rendezvous;
+
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::config::Settings;
+use crate::facts::network::{Interface, Resolution};
+use crate::facts::{Environment, NodeFacts, Rank0, Step};
+
+pub use launch::Shape;
+use marks::Marks;
+pub use rendezvous::RendezvousError;
+
+/// Everything a plan is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Facts<'a> {
+    /// The task's place in its step.
+    pub step: &'a Step,
+    /// The task's environment as Slurm and the user made it.
+    pub environment: &'a Environment,
+    /// The command and its arguments.
+    pub command: &'a [String],
+    /// The node.
+    pub node: &'a NodeFacts,
+    /// What srun said of rank 0.
+    pub rank0: &'a Rank0,
+    /// How the host that [`rendezvous::wanted`] names resolves on this node.
+    pub resolution: &'a Resolution,
+    /// This node's interfaces; needed with `iface=` only.
+    pub interfaces: &'a [Interface],
+}
+
+/// Who decided a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// A fact of the step.
+    Step,
+    /// `--palingenesis=…` or its environment equivalent.
+    Option,
+    /// The user's exported variable.
+    User,
+    /// The container image.
+    Image,
+    /// The site file.
+    Site,
+    /// The profile.
+    Profile,
+    /// The network's kind.
+    Fabric,
+}
+
+impl Origin {
+    /// As printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Origin::Step => "step",
+            Origin::Option => "option",
+            Origin::User => "user",
+            Origin::Image => "image",
+            Origin::Site => "site",
+            Origin::Profile => "profile",
+            Origin::Fabric => "fabric",
+        }
+    }
+}
+
+/// A variable that the task gets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Variable {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+    /// Who decided it.
+    pub origin: Origin,
+    /// Why, in one line.
+    pub why: String,
+}
+
+/// A variable that is removed, or something that is deliberately left alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Note {
+    /// The variable.
+    pub name: String,
+    /// Why, in one line.
+    pub why: String,
+}
+
+/// How bad a warning is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Probably not what was meant.
+    Warning,
+    /// Good to know.
+    Info,
+}
+
+/// Something the user should know, that stops nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Warning {
+    /// Stable name of the rule.
+    pub id: &'static str,
+    /// How bad.
+    pub severity: Severity,
+    /// What, and why it matters.
+    pub message: String,
+    /// What to do.
+    pub cure: String,
+}
+
+/// The step, and this rank's place in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StepPlan {
+    /// Slurm job id (the leader's in a het job).
+    pub job_id: u32,
+    /// Slurm step id.
+    pub step_id: u32,
+    /// What the tasks are.
+    pub shape: Shape,
+    /// The environment's profile.
+    pub profile: &'static str,
+    /// Number of nodes.
+    pub nodes: u32,
+    /// The step's nodes as Slurm writes them.
+    pub node_list: String,
+    /// Number of ranks.
+    pub world_size: u32,
+    /// This rank.
+    pub rank: u32,
+    /// This rank among the node's.
+    pub local_rank: u32,
+    /// Ranks on this node.
+    pub local_world_size: u32,
+    /// Index of this node in the step.
+    pub node_rank: u32,
+    /// NodeName of this node.
+    pub node: String,
+    /// Where rank 0 listens; absent without ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub master_addr: Option<String>,
+    /// The port rank 0 listens on; absent without ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub master_port: Option<u16>,
+    /// The ports to try in this order when rank 0 finds one taken; the same on
+    /// every node. One only when the user named it.
+    pub ports: Vec<u16>,
+}
+
+/// What one rank gets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    /// The step and the rank's place.
+    pub step: StepPlan,
+    /// Variables that are set.
+    pub env: Vec<Variable>,
+    /// Variables that are removed.
+    pub unset: Vec<Note>,
+    /// Variables that are deliberately left as they are.
+    pub left: Vec<Note>,
+    /// What the user should know.
+    pub warnings: Vec<Warning>,
+}
+
+/// Why there is no plan: the job would not work.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// MASTER_ADDR or MASTER_PORT cannot work.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+}
+
+/// The plan for the rank that `facts` are about.
+///
+/// # Errors
+/// When the step could not start right.
+pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
+    let step = facts.step;
+    let marks = Marks::of(facts.environment);
+    let shape = launch::shape(settings.launch, facts.command, step.pty);
+    let mut plan = Plan {
+        step: StepPlan {
+            job_id: step.job_id,
+            step_id: step.step_id,
+            shape,
+            profile: settings.profile.name(),
+            nodes: step.nodes(),
+            node_list: step.node_list.clone(),
+            world_size: step.world_size,
+            rank: step.rank,
+            local_rank: step.local_rank,
+            local_world_size: step.local_world_size,
+            node_rank: step.node_rank,
+            node: step.node.clone(),
+            master_addr: None,
+            master_port: None,
+            ports: Vec::new(),
+        },
+        env: Vec::new(),
+        unset: Vec::new(),
+        left: Vec::new(),
+        warnings: Vec::new(),
+    };
+    ranks::decide(&mut plan, facts, &marks);
+    rendezvous::decide(&mut plan, facts, settings, &marks)?;
+    environment::decide(&mut plan, facts, settings, &marks);
+    marks::decide(&mut plan);
+    Ok(plan)
+}
+
+impl Plan {
+    fn set(&mut self, name: &str, value: impl Into<String>, origin: Origin, why: impl Into<String>) {
+        self.env.push(Variable { name: name.into(), value: value.into(), origin, why: why.into() });
+    }
+
+    fn unset(&mut self, name: &str, why: impl Into<String>) {
+        self.unset.push(Note { name: name.into(), why: why.into() });
+    }
+
+    fn leave(&mut self, name: &str, why: impl Into<String>) {
+        self.left.push(Note { name: name.into(), why: why.into() });
+    }
+
+    fn warn(&mut self, id: &'static str, message: String, cure: impl Into<String>) {
+        self.warnings.push(Warning { id, severity: Severity::Warning, message, cure: cure.into() });
+    }
+
+    /// The value the plan gives `name`, if it sets it.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.env.iter().find(|variable| variable.name == name).map(|variable| variable.value.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests;

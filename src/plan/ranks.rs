@@ -1,0 +1,61 @@
+//! The rank variables. They are facts of the step and always set, whatever was
+//! inherited: an inherited value belongs to another step.
+
+use super::marks::Marks;
+use super::{Facts, Origin, Plan, Shape};
+
+/// Variables that a launcher inside the step would set; stale when inherited.
+const OF_A_LAUNCHER: [&str; 4] = ["GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"];
+
+/// torch.distributed.elastic: with TORCHELASTIC_USE_AGENT_STORE inherited every
+/// rank is a client of a store that nobody hosts, and all of them wait
+/// (torch/distributed/rendezvous.py).
+const ELASTIC_PREFIX: &str = "TORCHELASTIC_";
+
+pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
+    let step = facts.step;
+    let variables = [
+        ("RANK", step.rank, "SLURM_PROCID: the task's number in the step"),
+        ("WORLD_SIZE", step.world_size, "SLURM_STEP_NUM_TASKS: tasks in the step"),
+        ("LOCAL_RANK", step.local_rank, "SLURM_LOCALID: the task's number on its node"),
+        ("LOCAL_WORLD_SIZE", step.local_world_size, "tasks on this node, from SLURM_STEP_TASKS_PER_NODE"),
+        ("NODE_RANK", step.node_rank, "SLURM_NODEID: the node's number in the step"),
+        ("GROUP_RANK", step.node_rank, "the name torch.distributed.elastic gives NODE_RANK"),
+    ];
+    let inherited = |name: &str| facts.environment.get(name).is_some();
+    match plan.step.shape {
+        Shape::Native => {
+            let mut replaced = Vec::new();
+            for (name, value, why) in variables {
+                let value = value.to_string();
+                if let Some(old) = marks.users(facts.environment, name).filter(|old| *old != value) {
+                    replaced.push(format!("{name}={}", crate::config::printable(old)));
+                }
+                plan.set(name, value, Origin::Step, why);
+            }
+            if !replaced.is_empty() {
+                plan.warn(
+                    "inherited-ranks",
+                    format!("{} came from the environment and is not this step's; replaced", replaced.join(" ")),
+                    "unset it before srun",
+                );
+            }
+            for name in OF_A_LAUNCHER.into_iter().filter(|name| inherited(name)) {
+                plan.unset(name, "inherited from another launcher; this step has none");
+            }
+        }
+        Shape::Shell => {
+            let names = variables.map(|(name, ..)| name);
+            for name in names.into_iter().chain(OF_A_LAUNCHER).filter(|name| inherited(name)) {
+                plan.unset(name, "inherited; a shell is no rank");
+            }
+        }
+    }
+    let elastic = facts.environment.iter().map(|(name, _)| name).filter(|name| name.starts_with(ELASTIC_PREFIX));
+    for name in elastic.collect::<Vec<_>>() {
+        plan.unset(
+            name,
+            "inherited from a torchrun outside this step; with it every rank would wait for a store nobody hosts",
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! A plan as text for people: the one table that `--palingenesis=show` and
+//! `palingenesis explain` print. Decides nothing.
+
+use std::fmt::Write;
+
+use crate::plan::{Note, Plan, Severity, Warning};
+
+/// Values longer than this are cut in the table; the JSON form has all of them.
+const LONGEST_VALUE: usize = 40;
+
+/// The whole plan as aligned text, ending in a newline.
+pub fn table(plan: &Plan) -> String {
+    let mut text = heading(plan);
+    let rows: Vec<[String; 4]> = plan
+        .env
+        .iter()
+        .map(|variable| {
+            let value = shortened(&masked(&variable.name, &variable.value));
+            [variable.name.clone(), value, variable.origin.name().into(), variable.why.clone()]
+        })
+        .collect();
+    aligned(&mut text, ["VARIABLE", "VALUE", "ORIGIN", "WHY"], &rows);
+    notes(&mut text, "REMOVED", &plan.unset);
+    notes(&mut text, "LEFT ALONE", &plan.left);
+    for warning in &plan.warnings {
+        text.push_str(&warning_line(warning));
+    }
+    text
+}
+
+/// One line for one warning, ending in a newline.
+pub fn warning_line(warning: &Warning) -> String {
+    let severity = match warning.severity {
+        Severity::Warning => "warning",
+        Severity::Info => "note",
+    };
+    format!("palingenesis: {severity}: {}; {} [{}]\n", warning.message, warning.cure, warning.id)
+}
+
+/// Names whose values are never printed.
+pub fn is_secret(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    name.ends_with("_TOKEN") || name.ends_with("_KEY") || name.contains("PASSWORD") || name.starts_with("AWS_")
+}
+
+fn masked(name: &str, value: &str) -> String {
+    if is_secret(name) { "(hidden)".into() } else { crate::config::printable(value) }
+}
+
+fn shortened(value: &str) -> String {
+    match value.char_indices().nth(LONGEST_VALUE) {
+        Some((cut, _)) => format!("{}…", &value[..cut]),
+        None => value.into(),
+    }
+}
+
+fn heading(plan: &Plan) -> String {
+    let step = &plan.step;
+    format!(
+        "palingenesis: step {}.{}, {} shape, profile {}: rank {} of {} on {} (local {} of {}, node {} of {})\n",
+        step.job_id,
+        step.step_id,
+        step.shape.name(),
+        step.profile,
+        step.rank,
+        step.world_size,
+        step.node,
+        step.local_rank,
+        step.local_world_size,
+        step.node_rank,
+        step.nodes,
+    )
+}
+
+fn notes(text: &mut String, title: &'static str, notes: &[Note]) {
+    if !notes.is_empty() {
+        let rows: Vec<[String; 2]> = notes.iter().map(|note| [note.name.clone(), note.why.clone()]).collect();
+        aligned(text, [title, "WHY"], &rows);
+    }
+}
+
+fn aligned<const N: usize>(text: &mut String, titles: [&str; N], rows: &[[String; N]]) {
+    let mut widths = titles.map(|title| title.chars().count());
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut line = |cells: [&str; N]| {
+        let mut line = String::from(" ");
+        for (cell, width) in cells.iter().zip(widths) {
+            // Writing to a String cannot fail.
+            let _ = write!(line, " {cell:<width$} ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    };
+    line(titles);
+    for row in rows {
+        line(std::array::from_fn(|column| row[column].as_str()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_known_by_name() {
+        for name in
+            ["HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "DB_PASSWORD_FILE", "gh_token", "PALINGENESIS_STORE_KEY"]
+        {
+            assert!(is_secret(name), "{name}");
+            assert_eq!(masked(name, "abc"), "(hidden)");
+        }
+        assert!(!is_secret("NCCL_DEBUG") && !is_secret("TOKENIZERS_PARALLELISM"));
+    }
+
+    #[test]
+    fn long_values_are_cut_between_characters() {
+        assert_eq!(shortened("kurz"), "kurz");
+        let long = "ä".repeat(LONGEST_VALUE + 1);
+        assert_eq!(shortened(&long).chars().count(), LONGEST_VALUE + 1);
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let mut text = String::new();
+        let rows = [["RANK".into(), "1".into()], ["WORLD_SIZE".into(), "16".into()]];
+        aligned(&mut text, ["VARIABLE", "VALUE"], &rows);
+        assert_eq!(text, "  VARIABLE    VALUE\n  RANK        1\n  WORLD_SIZE  16\n");
+    }
+}

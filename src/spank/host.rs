@@ -1,0 +1,468 @@
+//! The program that loaded us (srun, sbatch, salloc, slurmd or slurmstepd), its
+//! SPANK functions found by name at run time, and the safe handle over them.
+//!
+//! Nothing is linked: a library with one function that the running release lacks
+//! could not be loaded at all (rustc links with BIND_NOW), and one with none
+//! loads into any program.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use thiserror::Error;
+
+use super::ffi;
+use crate::act::environment::TaskEnvironment;
+use crate::facts::Environment;
+
+/// A SPANK call that did not work.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SpankError {
+    /// The program that loaded us has no such function.
+    #[error("this program has no {0}: is it a Slurm command or daemon?")]
+    NoFunction(&'static str),
+    /// The function said no.
+    #[error("{call}({argument}): {reason}")]
+    Refused {
+        /// The function.
+        call: &'static str,
+        /// What it was asked for.
+        argument: String,
+        /// Slurm's text for its error code.
+        reason: String,
+    },
+    /// It succeeded but gave no data, as S_JOB_ENV does in srun.
+    #[error("spank_get_item({0}) gave no data")]
+    NoData(&'static str),
+    /// A name or value with a NUL byte cannot be passed.
+    #[error("{0} contains a NUL byte")]
+    Nul(String),
+}
+
+type GetItem = unsafe extern "C" fn(ffi::spank_t, ffi::spank_item, ...) -> c_int;
+type GetEnv = unsafe extern "C" fn(ffi::spank_t, *const c_char, *mut c_char, c_int) -> c_int;
+type SetEnv = unsafe extern "C" fn(ffi::spank_t, *const c_char, *const c_char, c_int) -> c_int;
+type UnsetEnv = unsafe extern "C" fn(ffi::spank_t, *const c_char) -> c_int;
+type GetContext = unsafe extern "C" fn() -> ffi::spank_context;
+type RegisterOption = unsafe extern "C" fn(ffi::spank_t, *mut ffi::spank_option) -> c_int;
+type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
+type Log = unsafe extern "C" fn(*const c_char, ...);
+
+/// slurm_step_id_t of slurm.h up to 24.05. Later releases begin with a SLUID.
+#[repr(C)]
+#[derive(Default)]
+struct StepId {
+    job_id: u32,
+    step_het_comp: u32,
+    step_id: u32,
+    // Read by nobody; there so that a release with a longer struct than ours
+    // still reads our memory.
+    room: [u64; 4],
+}
+
+/// slurm_step_id_t of slurm.h since 24.11.
+#[repr(C)]
+#[derive(Default)]
+struct StepIdWithSluid {
+    sluid: u64,
+    id: StepId,
+}
+
+type LayoutGet = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
+type LayoutFree = unsafe extern "C" fn(*mut c_void);
+type LayoutHostName = unsafe extern "C" fn(*mut c_void, c_int) -> *mut c_char;
+type LoadNode = unsafe extern "C" fn(*mut *mut c_void, *mut c_char, u16) -> c_int;
+type PrintNodes = unsafe extern "C" fn(*mut libc::FILE, *mut c_void, c_int);
+type FreeNodes = unsafe extern "C" fn(*mut c_void);
+type NodeAddr = unsafe extern "C" fn(*const c_char) -> *mut c_char;
+
+/// The table of the host's functions; absent ones are `None`.
+#[derive(Debug, Clone, Copy)]
+struct Functions {
+    get_item: Option<GetItem>,
+    getenv: Option<GetEnv>,
+    setenv: Option<SetEnv>,
+    unsetenv: Option<UnsetEnv>,
+    context: Option<GetContext>,
+    register: Option<RegisterOption>,
+    strerror: Option<StrError>,
+    log: Option<Log>,
+}
+
+fn functions() -> &'static Functions {
+    static TABLE: OnceLock<Functions> = OnceLock::new();
+    // SAFETY: each name has had this signature in spank.h since 21.08; the
+    // bindings test compares the header where there is one.
+    TABLE.get_or_init(|| unsafe {
+        Functions {
+            get_item: find(c"spank_get_item"),
+            getenv: find(c"spank_getenv"),
+            setenv: find(c"spank_setenv"),
+            unsetenv: find(c"spank_unsetenv"),
+            context: find(c"spank_context"),
+            register: find(c"spank_option_register"),
+            strerror: find(c"spank_strerror"),
+            log: find(c"slurm_spank_log"),
+        }
+    })
+}
+
+/// The function of that name in the program that loaded us.
+///
+/// # Safety
+/// `F` must be the function pointer type of the function so named.
+unsafe fn find<F: Copy>(name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: the name is a C string; RTLD_DEFAULT needs no handle.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: not null, and of the type the caller vouches for.
+    Some(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&address) })
+}
+
+/// Which program, and where in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Context {
+    /// srun.
+    Local,
+    /// sbatch, salloc, scrontab.
+    Allocator,
+    /// slurmstepd.
+    Remote,
+    /// slurmd.
+    Slurmd,
+    /// A prolog or epilog, or unknown.
+    Other,
+}
+
+/// The context of the running hook.
+pub fn context() -> Context {
+    let Some(context) = functions().context else {
+        return Context::Other;
+    };
+    // SAFETY: spank_context takes nothing.
+    match unsafe { context() } {
+        ffi::S_CTX_LOCAL => Context::Local,
+        ffi::S_CTX_ALLOCATOR => Context::Allocator,
+        ffi::S_CTX_REMOTE => Context::Remote,
+        ffi::S_CTX_SLURMD => Context::Slurmd,
+        _ => Context::Other,
+    }
+}
+
+/// Slurm's handle of the running hook. Valid only inside it.
+#[derive(Debug, Clone, Copy)]
+pub struct Handle(ffi::spank_t);
+
+impl Handle {
+    /// # Safety
+    /// `raw` is the handle that Slurm passed to the hook now running.
+    pub unsafe fn new(raw: ffi::spank_t) -> Handle {
+        Handle(raw)
+    }
+
+    fn refused(call: &'static str, argument: &str, code: c_int) -> SpankError {
+        let text = functions().strerror.map(|strerror| {
+            // SAFETY: spank_strerror returns a static string for every code.
+            unsafe { owned(strerror(code)) }
+        });
+        let reason = text.flatten().unwrap_or_else(|| format!("error {code}"));
+        SpankError::Refused { call, argument: argument.into(), reason }
+    }
+
+    /// # Safety
+    /// `T` is the type that spank.h documents for `item`.
+    unsafe fn item<T: Copy>(self, name: &'static str, item: ffi::spank_item, empty: T) -> Result<T, SpankError> {
+        let get_item = functions().get_item.ok_or(SpankError::NoFunction("spank_get_item"))?;
+        let mut value = empty;
+        // SAFETY: one pointer to the type the item has, as the caller vouches.
+        match unsafe { get_item(self.0, item, &raw mut value) } {
+            0 => Ok(value),
+            code => Err(Self::refused("spank_get_item", name, code)),
+        }
+    }
+
+    /// S_JOB_ID.
+    pub fn job_id(self) -> Result<u32, SpankError> {
+        // SAFETY: uint32_t *.
+        unsafe { self.item("S_JOB_ID", ffi::S_JOB_ID, 0u32) }
+    }
+
+    /// S_JOB_STEPID.
+    pub fn step_id(self) -> Result<u32, SpankError> {
+        // SAFETY: uint32_t *.
+        unsafe { self.item("S_JOB_STEPID", ffi::S_JOB_STEPID, 0u32) }
+    }
+
+    /// S_JOB_NNODES: nodes of the step; in srun of its first het component.
+    pub fn nodes(self) -> Result<u32, SpankError> {
+        // SAFETY: uint32_t *.
+        unsafe { self.item("S_JOB_NNODES", ffi::S_JOB_NNODES, 0u32) }
+    }
+
+    #[cfg(feature = "fault-injection")]
+    /// S_JOB_NODEID: this node's index in the step.
+    pub fn node_index(self) -> Result<u32, SpankError> {
+        // SAFETY: uint32_t *.
+        unsafe { self.item("S_JOB_NODEID", ffi::S_JOB_NODEID, 0u32) }
+    }
+
+    /// S_JOB_LOCAL_TASK_COUNT: tasks of this slurmstepd.
+    pub fn local_tasks(self) -> Result<u32, SpankError> {
+        // SAFETY: uint32_t *.
+        unsafe { self.item("S_JOB_LOCAL_TASK_COUNT", ffi::S_JOB_LOCAL_TASK_COUNT, 0u32) }
+    }
+
+    /// S_TASK_ID: the task's index on this node; in the task hooks.
+    pub fn task_id(self) -> Result<u32, SpankError> {
+        // SAFETY: int *.
+        let id = unsafe { self.item("S_TASK_ID", ffi::S_TASK_ID, -1 as c_int) }?;
+        u32::try_from(id).map_err(|_| SpankError::NoData("S_TASK_ID"))
+    }
+
+    /// S_JOB_ARGV: the command and its arguments.
+    pub fn command(self) -> Result<Vec<String>, SpankError> {
+        let get_item = functions().get_item.ok_or(SpankError::NoFunction("spank_get_item"))?;
+        let (mut count, mut words): (c_int, *mut *mut c_char) = (0, std::ptr::null_mut());
+        // SAFETY: S_JOB_ARGV takes an int * and a char ***.
+        match unsafe { get_item(self.0, ffi::S_JOB_ARGV, &raw mut count, &raw mut words) } {
+            0 => {}
+            code => return Err(Self::refused("spank_get_item", "S_JOB_ARGV", code)),
+        }
+        if words.is_null() {
+            return Err(SpankError::NoData("S_JOB_ARGV"));
+        }
+        // SAFETY: Slurm's argv holds `count` strings; a null one ends it early.
+        Ok((0..usize::try_from(count).unwrap_or(0)).map_while(|i| unsafe { owned(*words.add(i)) }).collect())
+    }
+
+    /// S_JOB_ENV: the step's, in task_init the task's environment.
+    pub fn environment(self) -> Result<Environment, SpankError> {
+        let none: *mut *mut c_char = std::ptr::null_mut();
+        // SAFETY: char ***.
+        let mut next = unsafe { self.item("S_JOB_ENV", ffi::S_JOB_ENV, none) }?;
+        if next.is_null() {
+            return Err(SpankError::NoData("S_JOB_ENV"));
+        }
+        let mut environment = Environment::default();
+        // SAFETY: a null-terminated array of strings that outlives the hook.
+        while let Some(pair) = unsafe { owned(*next) } {
+            if let Some((name, value)) = pair.split_once('=') {
+                environment.set(name, value);
+            }
+            // SAFETY: the entry just read was not the terminating null.
+            next = unsafe { next.add(1) };
+        }
+        Ok(environment)
+    }
+
+    /// Whether the job's environment has `name`, without allocating.
+    pub fn has_variable(self, name: &CStr) -> bool {
+        let Some(getenv) = functions().getenv else {
+            return false;
+        };
+        let mut buffer = [0 as c_char; 4096];
+        // SAFETY: the buffer is ours and as long as we say. A longer value is cut
+        // and reported as an error: no variable of ours is that long.
+        unsafe { getenv(self.0, name.as_ptr(), buffer.as_mut_ptr(), buffer.len() as c_int) == 0 }
+    }
+
+    /// Registers `--NAME[=ARGUMENT]`. Valid in slurm_spank_init only.
+    pub fn register_option(self, option: &'static CommandLineOption) -> Result<(), SpankError> {
+        let register = functions().register.ok_or(SpankError::NoFunction("spank_option_register"))?;
+        let mut option = ffi::spank_option {
+            name: option.name.as_ptr().cast_mut(),
+            arginfo: option.argument.as_ptr().cast_mut(),
+            usage: option.usage.as_ptr().cast_mut(),
+            has_arg: 2, // optional, as getopt_long counts it
+            val: 0,
+            cb: Some(option.callback),
+        };
+        // SAFETY: Slurm copies the struct and its strings, which live for ever anyway.
+        match unsafe { register(self.0, &raw mut option) } {
+            0 => Ok(()),
+            code => Err(Self::refused("spank_option_register", "--palingenesis", code)),
+        }
+    }
+}
+
+/// An option with an optional argument.
+pub struct CommandLineOption {
+    /// Without the dashes.
+    pub name: &'static CStr,
+    /// What `--help` shows for the argument.
+    pub argument: &'static CStr,
+    /// One line for `--help`.
+    pub usage: &'static CStr,
+    /// Called for each use.
+    pub callback: unsafe extern "C" fn(c_int, *const c_char, c_int) -> c_int,
+}
+
+impl TaskEnvironment for Handle {
+    type Error = SpankError;
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), SpankError> {
+        let setenv = functions().setenv.ok_or(SpankError::NoFunction("spank_setenv"))?;
+        let (c_name, c_value) = (c_string(name)?, c_string(value)?);
+        // SAFETY: two C strings, which Slurm copies.
+        match unsafe { setenv(self.0, c_name.as_ptr(), c_value.as_ptr(), 1) } {
+            0 => Ok(()),
+            code => Err(Self::refused("spank_setenv", name, code)),
+        }
+    }
+
+    fn unset(&mut self, name: &str) -> Result<(), SpankError> {
+        let unsetenv = functions().unsetenv.ok_or(SpankError::NoFunction("spank_unsetenv"))?;
+        let c_name = c_string(name)?;
+        // SAFETY: a C string.
+        match unsafe { unsetenv(self.0, c_name.as_ptr()) } {
+            0 => Ok(()),
+            code => Err(Self::refused("spank_unsetenv", name, code)),
+        }
+    }
+}
+
+fn c_string(text: &str) -> Result<CString, SpankError> {
+    CString::new(text).map_err(|_| SpankError::Nul(crate::config::printable(text)))
+}
+
+/// # Safety
+/// `text` is null or a C string.
+pub(super) unsafe fn owned(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: not null, so a C string as the caller says.
+    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+/// Writes a line to the host's log: in slurmstepd from user_init on also the
+/// user's stderr, before that slurmd's log only.
+pub fn log(line: &str) {
+    let (Some(log), Ok(line)) = (functions().log, CString::new(line)) else {
+        return;
+    };
+    // SAFETY: a constant format with one string argument.
+    unsafe { log(c"%s".as_ptr(), line.as_ptr()) };
+}
+
+/// NodeName of the node that holds the step's rank 0, as the controller laid the
+/// step out. Only srun can ask this in time.
+///
+/// The layout's own fields differ between releases; the two functions of
+/// libslurmfull that read it do not.
+pub fn rank0_node(job_id: u32, step_id: u32) -> Option<String> {
+    // SAFETY: signatures of slurm.h and src/common/slurm_step_layout.h.
+    let (get, free, host_name) = unsafe {
+        (
+            find::<LayoutGet>(c"slurm_job_step_layout_get")?,
+            find::<LayoutFree>(c"slurm_job_step_layout_free"),
+            find::<LayoutHostName>(c"slurm_step_layout_host_name")?,
+        )
+    };
+    // NO_VAL: no het component; 0: the first one of `srun a : b`.
+    for step_het_comp in [0xffff_fffe, 0] {
+        let id = || StepId { job_id, step_het_comp, step_id, room: [0; 4] };
+        let (mut old, mut new) = (id(), StepIdWithSluid { sluid: 0, id: id() });
+        let new: *mut c_void = (&raw mut new).cast();
+        let old: *mut c_void = (&raw mut old).cast();
+        // The loader's gate makes our stamp the release of the host. Releases
+        // between take the first form they know: read as the other, each names
+        // a job that does not exist.
+        let forms: &[*mut c_void] = if super::RELEASE >= (24, 11) { &[new] } else { &[old, new] };
+        for form in forms {
+            // SAFETY: the id lives through the call and is as long as any release reads.
+            let layout = unsafe { get(*form) };
+            if layout.is_null() {
+                continue;
+            }
+            // SAFETY: a layout that slurm_job_step_layout_get returned. The name is
+            // of Slurm's allocator; srun keeps it for its short life.
+            let name = unsafe { owned(host_name(layout, 0)) };
+            if let Some(free) = free {
+                // SAFETY: the layout is not used again.
+                unsafe { free(layout) };
+            }
+            return name.filter(|name| !name.is_empty());
+        }
+    }
+    None
+}
+
+/// NodeAddr of `node`, as the controller knows it, else as slurm.conf says.
+///
+/// The structure of a node record differs between releases, its printed form
+/// (`scontrol show node`) does not.
+pub fn node_address(node: &str) -> Option<String> {
+    let name = CString::new(node).ok()?;
+    node_address_from_controller(&name).or_else(|| {
+        // SAFETY: signature of src/common/read_config.h.
+        let get = unsafe { find::<NodeAddr>(c"slurm_conf_get_nodeaddr")? };
+        // SAFETY: a C string in, a string of Slurm's allocator or null out.
+        unsafe { owned(get(name.as_ptr())) }
+    })
+}
+
+fn node_address_from_controller(name: &CStr) -> Option<String> {
+    // SAFETY: signatures of slurm.h.
+    let (load, print, free) = unsafe {
+        (
+            find::<LoadNode>(c"slurm_load_node_single")?,
+            find::<PrintNodes>(c"slurm_print_node_info_msg")?,
+            find::<FreeNodes>(c"slurm_free_node_info_msg")?,
+        )
+    };
+    let mut nodes: *mut c_void = std::ptr::null_mut();
+    // SAFETY: Slurm writes the message's address and only reads the name.
+    if unsafe { load(&raw mut nodes, name.as_ptr().cast_mut(), 0) } != 0 || nodes.is_null() {
+        return None;
+    }
+    let (mut text, mut length): (*mut c_char, usize) = (std::ptr::null_mut(), 0);
+    // SAFETY: both pointers outlive the stream.
+    let stream = unsafe { libc::open_memstream(&raw mut text, &raw mut length) };
+    let mut address = None;
+    if !stream.is_null() {
+        // SAFETY: an open stream and the message just loaded; after fclose `text`
+        // is a C string that is ours to free.
+        unsafe {
+            print(stream, nodes, 1);
+            libc::fclose(stream);
+            address = owned(text).and_then(|text| node_addr_in(&text));
+            libc::free(text.cast());
+        }
+    }
+    // SAFETY: the message is not used again.
+    unsafe { free(nodes) };
+    address
+}
+
+fn node_addr_in(text: &str) -> Option<String> {
+    let word = text.split_whitespace().find_map(|word| word.strip_prefix("NodeAddr="))?;
+    Some(word.to_string()).filter(|word| !word.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outside_slurm_every_call_is_an_error_and_none_a_crash() {
+        // SAFETY: the handle is never dereferenced: there is no function to pass it to.
+        let handle = unsafe { Handle::new(std::ptr::null_mut()) };
+        assert_eq!(context(), Context::Other);
+        assert_eq!(handle.job_id(), Err(SpankError::NoFunction("spank_get_item")));
+        assert!(handle.command().is_err() && handle.environment().is_err());
+        assert!(!handle.has_variable(c"PATH"));
+        assert_eq!(rank0_node(1, 0), None);
+        assert_eq!(node_address("n1"), None);
+        log("nobody hears this");
+    }
+
+    #[test]
+    fn the_address_in_scontrol_s_line() {
+        let line = "NodeName=n1 Arch=x86_64 CPUTot=2 NodeAddr=10.99.0.1 NodeHostName=n1 Port=6818";
+        assert_eq!(node_addr_in(line).as_deref(), Some("10.99.0.1"));
+        assert_eq!(node_addr_in("NodeName=n1"), None);
+    }
+}

@@ -1,0 +1,78 @@
+//! Hooks in slurmstepd itself. Nothing here may fail, wait or panic through:
+//! slurmstepd would take the step, or the node, with it. What goes wrong is kept
+//! for task_init.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::gate::Gate;
+use super::host::Handle;
+use super::kept::lock;
+use super::{Arguments, Failure, task};
+use crate::config::Plugstack;
+use crate::facts::NodeFacts;
+
+/// What the tasks need of their node; forked tasks inherit it.
+#[derive(Debug, Default)]
+pub struct Node {
+    /// The node's facts.
+    pub facts: NodeFacts,
+    /// Where the tasks meet.
+    pub gate: Option<Gate>,
+    /// How long they wait there.
+    pub limit: Duration,
+}
+
+static NODE: Mutex<Option<Node>> = Mutex::new(None);
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+
+/// Whether this step has the flag.
+pub fn active() -> bool {
+    ACTIVE.load(Ordering::Relaxed)
+}
+
+/// The node, for a forked task.
+pub fn with_node<T>(use_it: impl FnOnce(Option<&Node>) -> T) -> T {
+    use_it(lock(&NODE).as_ref())
+}
+
+/// As the user, once per step and node, before the tasks are forked.
+pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
+    if !task::flag_given(handle) {
+        return Ok(());
+    }
+    ACTIVE.store(true, Ordering::Relaxed);
+    // The gate first: with it a failure below still stops the ranks together.
+    let gate = Gate::new(handle.local_tasks()?)?;
+    *lock(&NODE) = Some(Node { gate: Some(gate), ..Node::default() });
+    let plugstack = Plugstack::parse(arguments.iter()).map_err(|error| Failure::Refused(error.to_string()))?;
+    let facts = NodeFacts::read(&plugstack.root);
+    if let Some(node) = lock(&NODE).as_mut() {
+        node.facts = facts;
+        node.limit = plugstack.gate;
+    }
+    Ok(())
+}
+
+/// As root, when a task has ended.
+pub fn task_exit(handle: Handle) -> Result<(), Failure> {
+    if !active() {
+        return Ok(());
+    }
+    let task = handle.task_id()?;
+    with_node(|node| {
+        if let Some(gate) = node.and_then(|node| node.gate.as_ref()) {
+            gate.gone(task);
+        }
+    });
+    Ok(())
+}
+
+/// As root, when the step has ended.
+pub fn exit() -> Result<(), Failure> {
+    if active() {
+        *lock(&NODE) = None;
+    }
+    Ok(())
+}

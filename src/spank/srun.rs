@@ -1,0 +1,203 @@
+//! Hooks in srun, sbatch and salloc, as the user. A refusal here is a line on
+//! stderr and exit code 78, never a return code: under `optional` Slurm ignores
+//! an error from a local hook and runs the job.
+
+use std::ffi::{c_char, c_int};
+use std::panic::catch_unwind;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use super::host::{self, CommandLineOption, Handle};
+use super::kept::{self, lock};
+use super::{Arguments, Failure};
+use crate::EXIT_REFUSED;
+use crate::config::{self, FLAG_VARIABLE, Plugstack, Settings};
+use crate::facts::network::{Resolution, resolve};
+use crate::facts::{Environment, hostlist};
+use crate::plan::rendezvous::{check_given_host, check_given_port, given_host, unresolvable};
+use crate::system::output::{to_stderr, to_stdout};
+
+/// What srun hands to the tasks (see act/environment.rs for the prefix).
+pub const SPEC: &std::ffi::CStr = c"SLURM_PALINGENESIS_SPEC";
+/// NodeName of rank 0's node.
+pub const HOST: &std::ffi::CStr = c"SLURM_PALINGENESIS_HOST";
+/// Numeric address of rank 0's node.
+pub const ADDRESS: &std::ffi::CStr = c"SLURM_PALINGENESIS_ADDRESS";
+/// The line with which every task is to refuse.
+pub const REFUSAL: &std::ffi::CStr = c"SLURM_PALINGENESIS_REFUSAL";
+
+/// How long srun waits for a name to resolve.
+const RESOLVE: Duration = Duration::from_secs(5);
+
+/// `--palingenesis[=SPEC]`.
+pub static OPTION: CommandLineOption = CommandLineOption {
+    name: c"palingenesis",
+    argument: c"[SPEC]",
+    usage: c"give each task its rank variables and NCCL environment (SPEC=help lists what there is)",
+    callback: option_given,
+};
+
+/// The option's argument; the last use wins. `None`: not given.
+static GIVEN: Mutex<Option<String>> = Mutex::new(None);
+/// What `init_post_opt` made of it.
+static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
+
+/// Called once per use in srun, sbatch and salloc, and in slurmstepd, up to
+/// twice, where the flag is known from what srun handed over.
+unsafe extern "C" fn option_given(_: c_int, argument: *const c_char, remote: c_int) -> c_int {
+    if remote == 0 {
+        // SAFETY: Slurm passes null or a C string.
+        let given = catch_unwind(|| unsafe { host::owned(argument) });
+        let text = given.unwrap_or_default();
+        *lock(&GIVEN) = Some(config::option_argument(text.as_deref()).to_string());
+    }
+    0
+}
+
+/// Whether the flag was given, as option or by PALINGENESIS.
+pub fn flag_given() -> bool {
+    lock(&GIVEN).is_some() || std::env::var_os(FLAG_VARIABLE).is_some()
+}
+
+/// Whether there is anything to do, without allocating.
+fn nothing_to_do() -> bool {
+    // SAFETY: getenv reads a C string; nobody changes the environment meanwhile.
+    let variable = |name: &std::ffi::CStr| unsafe { !libc::getenv(name.as_ptr()).is_null() };
+    lock(&GIVEN).is_none() && !variable(c"PALINGENESIS")
+}
+
+/// Ends srun, sbatch or salloc before it asks for anything.
+pub fn refuse(line: &str) {
+    to_stderr(line);
+    // SAFETY: runs srun's exit handlers, as its own refusals do.
+    unsafe { libc::exit(EXIT_REFUSED) };
+}
+
+/// Lets the tasks refuse, where the step exists already.
+pub fn refuse_in_tasks(line: &str) {
+    hand_over(REFUSAL, line.trim_end());
+}
+
+/// Sets a variable of this process; srun passes it on to the tasks.
+fn hand_over(name: &std::ffi::CStr, value: &str) {
+    if let Ok(value) = std::ffi::CString::new(value) {
+        // SAFETY: two C strings; Slurm itself changes its environment around
+        // these hooks, in the same thread.
+        unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) };
+    }
+}
+
+/// A value from an outer step's srun must not pass for ours.
+fn forget_inherited() {
+    for name in [SPEC, HOST, ADDRESS, REFUSAL] {
+        // SAFETY: a C string; see hand_over.
+        unsafe { libc::unsetenv(name.as_ptr()) };
+    }
+}
+
+fn settings(environment: &Environment) -> Result<Option<Settings>, Failure> {
+    let given = lock(&GIVEN).clone();
+    let settings = config::resolve(given.as_deref(), environment).map_err(refused)?;
+    if settings.as_ref().is_some_and(|settings| settings.help) {
+        to_stdout(&config::help());
+        // SAFETY: as after srun's own --help.
+        unsafe { libc::exit(0) };
+    }
+    Ok(settings.filter(|settings| !settings.off))
+}
+
+fn refused(error: impl std::error::Error) -> Failure {
+    Failure::Refused(error.to_string())
+}
+
+/// srun: options are known, nothing is allocated. Called once per het component.
+pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
+    forget_inherited();
+    if nothing_to_do() {
+        return Ok(());
+    }
+    let environment = Environment::of_process();
+    let Some(settings) = settings(&environment)? else {
+        return Ok(());
+    };
+    if let Some(line) = kept::first() {
+        refuse(&line);
+    }
+    Plugstack::parse(arguments.iter()).map_err(refused)?;
+    let exported = exported(&environment);
+    check_given_port(&exported).map_err(refused)?;
+    if let Some((host, origin)) = given_host(&settings, &exported) {
+        check_given_host(&host, origin, 1, None, &[]).map_err(refused)?;
+        if let Resolution::Failed(why) = resolve(&host, RESOLVE) {
+            return Err(refused(unresolvable(&host, origin, &own_name(), &why)));
+        }
+    }
+    hand_over(SPEC, &settings.to_string());
+    *lock(&SETTINGS) = Some(settings);
+    Ok(())
+}
+
+/// sbatch, salloc: only the option's grammar; the script may still change its
+/// environment.
+pub fn allocator_init_post_opt() -> Result<(), Failure> {
+    if nothing_to_do() {
+        return Ok(());
+    }
+    let given = lock(&GIVEN).clone();
+    if given.is_some() {
+        settings(&Environment::default())?;
+        if let Some(line) = kept::first() {
+            refuse(&line);
+        }
+    } else if let Err(error) = config::resolve(None, &Environment::of_process()) {
+        to_stderr(&format!("palingenesis: warning: srun in this job will refuse: {error}\n"));
+    }
+    Ok(())
+}
+
+/// srun: the step is laid out, nothing is launched. Called once, also for a het
+/// step, with the first component's ids.
+pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
+    let Some(settings) = lock(&SETTINGS).clone() else {
+        return Ok(());
+    };
+    let environment = Environment::of_process();
+    let node = host::rank0_node(handle.job_id()?, handle.step_id()?);
+    if let Some(node) = &node {
+        hand_over(HOST, node);
+        if let Some(address) = numeric_address(node) {
+            hand_over(ADDRESS, &address);
+        }
+    }
+    if let Some((host, origin)) = given_host(&settings, &exported(&environment)) {
+        let job_nodes = environment.get("SLURM_JOB_NODELIST").unwrap_or_default();
+        let known = hostlist::expand(job_nodes).unwrap_or_default();
+        let nodes = handle.nodes().unwrap_or(1);
+        check_given_host(&host, origin, nodes, node.as_deref(), &known).map_err(refused)?;
+    }
+    Ok(())
+}
+
+/// An address other nodes can use for `node`: its NodeAddr, looked up if it is a name.
+fn numeric_address(node: &str) -> Option<String> {
+    let address = host::node_address(node)?;
+    match resolve(&address, RESOLVE) {
+        Resolution::Found(found) => found.iter().find(|address| !address.is_loopback()).map(ToString::to_string),
+        _ => None,
+    }
+}
+
+/// The part of srun's environment that `--export` lets through to the tasks.
+fn exported(environment: &Environment) -> Environment {
+    let rule = environment.get("SLURM_EXPORT_ENV").unwrap_or("ALL");
+    let names: Vec<&str> = rule.split(',').map(|word| word.split('=').next().unwrap_or(word)).collect();
+    if names.contains(&"ALL") {
+        return environment.clone();
+    }
+    let passed = environment.iter().filter(|(name, _)| names.contains(name));
+    passed.map(|(name, value)| (name.to_string(), value.to_string())).collect()
+}
+
+fn own_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_string()).unwrap_or_default()
+}

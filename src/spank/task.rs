@@ -1,0 +1,159 @@
+//! task_init: the forked task, as the user, after cgroups, affinity, GPU
+//! variables and MPI, before it becomes the user's program. Everything that may
+//! fail on a node fails here: the reason on the user's stderr, exit code 78,
+//! no node drained, the same under `required` and `optional`.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::gate::{Gate, Outcome};
+use super::host::Handle;
+use super::slurmstepd::with_node;
+use super::srun::{ADDRESS, HOST, REFUSAL, SPEC};
+use super::{Failure, kept};
+use crate::EXIT_REFUSED;
+use crate::act::environment::{TaskEnvironment, apply};
+use crate::config::{Settings, Source};
+use crate::facts::network::{Interface, Resolution, interfaces, resolve};
+use crate::facts::step::FIRST_SPECIAL_STEP;
+use crate::facts::{Environment, Rank0, Step};
+use crate::plan::{self, Facts, Plan, rendezvous};
+use crate::report;
+use crate::system::output::{exit_now, to_stderr};
+
+/// How long a task waits for a name to resolve.
+const RESOLVE: Duration = Duration::from_secs(5);
+
+/// Whether srun handed this step the flag, without allocating. The batch
+/// script's, extern and interactive step have no ranks.
+pub fn flag_given(handle: Handle) -> bool {
+    (handle.has_variable(SPEC) || handle.has_variable(REFUSAL))
+        && handle.step_id().is_ok_and(|step| step < FIRST_SPECIAL_STEP)
+}
+
+/// The hook.
+pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
+    if !flag_given(handle) {
+        return Ok(());
+    }
+    let environment = handle.environment()?;
+    if let Some(line) = kept::first() {
+        refuse(&line);
+    }
+    let handed = |name: &std::ffi::CStr| name.to_str().ok().and_then(|name| environment.get(name)).map(String::from);
+    for name in [SPEC, HOST, ADDRESS, REFUSAL] {
+        if let Ok(name) = name.to_str() {
+            handle.unset(name)?;
+        }
+    }
+    if let Some(line) = handed(REFUSAL) {
+        refuse_for_the_step(&environment, &line);
+    }
+    let settings = Settings::parse(&handed(SPEC).unwrap_or_default(), Source::Option).map_err(refused)?;
+    let step = Step::from_environment(&environment).map_err(refused)?;
+    let rank0 = Rank0 { host: handed(HOST), address: handed(ADDRESS) };
+    let plan = make_plan(handle, &settings, &step, &environment, &rank0)?;
+    apply(&plan, &mut handle)?;
+    if step.rank == 0 {
+        tell(&plan, settings.show);
+    }
+    with_node(|node| {
+        if let Some((gate, limit)) = node.and_then(|node| Some((node.gate.as_ref()?, node.limit))) {
+            wait(gate, limit, &step);
+        }
+    });
+    Ok(())
+}
+
+fn refused(error: impl std::error::Error) -> Failure {
+    Failure::Refused(error.to_string())
+}
+
+fn make_plan(
+    handle: Handle,
+    settings: &Settings,
+    step: &Step,
+    environment: &Environment,
+    rank0: &Rank0,
+) -> Result<Plan, Failure> {
+    let names = rendezvous::wanted(step, environment, settings, rank0);
+    let resolution = resolve_all(&names);
+    let interfaces: Vec<Interface> = if settings.iface.is_some() { interfaces()? } else { Vec::new() };
+    // A multi-prog step's argv is its file: no command to look at, none needed.
+    let command = handle.command().unwrap_or_default();
+    let node = with_node(|node| node.map(|node| node.facts.clone()).unwrap_or_default());
+    let facts = Facts {
+        step,
+        environment,
+        command: &command,
+        node: &node,
+        rank0,
+        resolution: &resolution,
+        interfaces: &interfaces,
+    };
+    plan::plan(&facts, settings).map_err(refused)
+}
+
+/// All addresses of all names; a failure only when none resolves.
+fn resolve_all(names: &[String]) -> Resolution {
+    let mut found: Vec<IpAddr> = Vec::new();
+    let mut outcome = Resolution::NotTried;
+    for name in names {
+        match resolve(name, RESOLVE) {
+            Resolution::Found(addresses) => found.extend(addresses),
+            other => outcome = other,
+        }
+    }
+    if found.is_empty() { outcome } else { Resolution::Found(found) }
+}
+
+/// Once per step, from rank 0, before it and its node's ranks start.
+fn tell(plan: &Plan, show: bool) {
+    if show {
+        to_stderr(&report::table(plan));
+    } else {
+        let lines: String = plan.warnings.iter().map(report::warning_line).collect();
+        to_stderr(&lines);
+    }
+}
+
+/// Waits for the node's other ranks.
+fn wait(gate: &Gate, limit: Duration, step: &Step) {
+    let (missing, what) = match gate.pass(step.local_rank, limit) {
+        Outcome::Open => return,
+        Outcome::Closed => exit_now(EXIT_REFUSED),
+        Outcome::Gone(ranks) => (ranks, "ended before the start".to_string()),
+        Outcome::Late(ranks) => (ranks, format!("did not come to the start within {} s", limit.as_secs())),
+    };
+    if gate.reports_missing() {
+        let ranks: Vec<String> = missing.iter().map(u32::to_string).collect();
+        to_stderr(&format!(
+            "palingenesis: warning: local rank {} on {} {what}; the node's other ranks start without it\n",
+            ranks.join(", "),
+            step.node,
+        ));
+    }
+}
+
+/// Stops this task and, by the node's gate, the node's other ranks. The first
+/// of them says why.
+pub fn refuse(line: &str) {
+    with_node(|node| match node.and_then(|node| node.gate.as_ref()) {
+        Some(gate) => {
+            if gate.speaks_first() {
+                to_stderr(line);
+            }
+            gate.close();
+        }
+        None => to_stderr(line),
+    });
+    exit_now(EXIT_REFUSED);
+}
+
+/// srun's refusal is the same for all ranks: rank 0 alone says it.
+fn refuse_for_the_step(environment: &Environment, line: &str) -> ! {
+    if environment.get("SLURM_PROCID") == Some("0") {
+        to_stderr(&format!("{line}\n"));
+    }
+    exit_now(EXIT_REFUSED);
+}

@@ -1,0 +1,169 @@
+//! Runs a question with no deadline of its own in a forked child that is killed
+//! when time is up. Must not be given anything that needs a second thread.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+/// Why there is no answer.
+#[derive(Debug, Error)]
+pub enum ChildError {
+    /// The deadline passed.
+    #[error("no answer within {0:.1?}")]
+    Deadline(Duration),
+    /// No child could be started, or its answer could not be read.
+    #[error("cannot ask: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// An answer may not be longer than a pipe holds, so that the child never waits.
+const ANSWER_MAX: usize = 16 * 1024;
+
+/// Runs `question` in a forked child and returns what it answers.
+///
+/// The child has this process's one calling thread only, so `question` must not
+/// wait for another thread. It ends without running destructors or exit
+/// handlers of this process.
+///
+/// # Errors
+/// When the child does not answer in time, or cannot be started.
+pub fn run(deadline: Duration, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, ChildError> {
+    let end = Instant::now() + deadline;
+    let (reader, writer) = pipe()?;
+    // SAFETY: fork takes no pointers. The child below only runs `question`,
+    // writes to the pipe and leaves by _exit.
+    let pid = unsafe { libc::fork() };
+    if pid < 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    if pid == 0 {
+        answer(writer.as_raw_fd(), question);
+    }
+    drop(writer);
+    let answer = read_until(&reader, end);
+    if answer.is_err() {
+        // SAFETY: `pid` is our own child and not waited for yet, so the number
+        // cannot have passed to another process.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+    reap(pid);
+    match answer {
+        Ok(answer) => Ok(answer),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(ChildError::Deadline(deadline)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The child's whole life.
+fn answer(writer: RawFd, question: impl FnOnce() -> Vec<u8>) -> ! {
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(question));
+    let mut code = 1;
+    if let Ok(mut bytes) = outcome {
+        bytes.truncate(ANSWER_MAX);
+        // SAFETY: the pointer and length are those of a live Vec.
+        let written = unsafe { libc::write(writer, bytes.as_ptr().cast(), bytes.len()) };
+        code = i32::from(usize::try_from(written) != Ok(bytes.len()));
+    }
+    // SAFETY: ends the child without touching the parent's buffers or handlers.
+    unsafe { libc::_exit(code) }
+}
+
+fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [0; 2];
+    // SAFETY: `ends` has room for the two descriptors pipe2 writes.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: pipe2 has just opened both, and nobody else owns them.
+    Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
+}
+
+fn read_until(reader: &OwnedFd, end: Instant) -> io::Result<Vec<u8>> {
+    let mut answer = Vec::new();
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        // Rounded up, so that the last poll does not spin.
+        let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+        let mut poll = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd, alive during the call.
+        match unsafe { libc::poll(&mut poll, 1, millis) } {
+            0 => return Err(io::ErrorKind::TimedOut.into()),
+            -1 => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+                continue;
+            }
+            _ => {}
+        }
+        let mut buffer = [0u8; 4096];
+        // SAFETY: the buffer is ours and as long as we say.
+        let read = unsafe { libc::read(reader.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
+        match usize::try_from(read) {
+            Ok(0) if answer.is_empty() => return Err(io::Error::other("the child died")),
+            Ok(0) => return Ok(answer),
+            Ok(read) => answer.extend_from_slice(&buffer[..read]),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+        if answer.len() > ANSWER_MAX {
+            return Err(io::Error::other("the answer is too long"));
+        }
+    }
+}
+
+/// Waits for our child only: slurmstepd and srun wait for theirs themselves.
+fn reap(pid: libc::pid_t) {
+    // SAFETY: a null status pointer is allowed; the child has ended or is being killed.
+    while unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) } < 0
+        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+    {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_comes_back() {
+        assert_eq!(run(Duration::from_secs(10), || b"yes".to_vec()).unwrap(), b"yes");
+    }
+
+    #[test]
+    fn a_silent_child_is_killed_at_the_deadline() {
+        let start = Instant::now();
+        let outcome = run(Duration::from_millis(100), || {
+            loop {
+                std::thread::sleep(Duration::from_secs(60));
+            }
+        });
+        assert!(matches!(outcome, Err(ChildError::Deadline(_))), "{outcome:?}");
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_child_that_dies_is_an_error() {
+        // SAFETY: ends the child of this test.
+        let outcome = run(Duration::from_secs(10), || unsafe { libc::_exit(3) });
+        assert!(matches!(outcome, Err(ChildError::Io(_))), "{outcome:?}");
+    }
+
+    #[test]
+    fn no_descriptor_is_left_open() {
+        let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let _ = run(Duration::from_secs(10), || b"warm".to_vec());
+        let before = open();
+        for _ in 0..20 {
+            let _ = run(Duration::from_secs(10), || b"x".to_vec());
+        }
+        // Other tests of this process open files meanwhile.
+        assert!(open() <= before + 10);
+    }
+}

@@ -1,0 +1,9 @@
+//! The few calls to libc that std does not offer, each behind a safe function.
+//! Together with `spank/` and `capi` the only place with `unsafe`. No rule of
+//! the product lives here.
+
+pub mod child;
+pub mod interfaces;
+pub mod output;
+pub mod resolver;
+pub mod shared;
