@@ -249,3 +249,108 @@ fn number(environment: &Environment, name: &'static str) -> Result<u32, StepErro
         expected: "a number",
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The variables Slurm 22.05 sets for a task of `srun -N2 -n3` on n1 and n2.
+    const TASK: [(&str, &str); 11] = [
+        ("SLURM_JOB_ID", "44"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "1"),
+        ("SLURM_LOCALID", "1"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_STEP_NUM_TASKS", "3"),
+        ("SLURM_STEP_NODELIST", "n[1-2]"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2,1"),
+        ("SLURMD_NODENAME", "n1"),
+        ("SLURM_JOB_NODELIST", "n[1-3]"),
+        ("SLURM_DISTRIBUTION", "cyclic"),
+    ];
+
+    /// Variables to set, or with `None` to leave out.
+    type Changes<'a> = &'a [(&'a str, Option<&'a str>)];
+
+    fn with(changes: Changes) -> Result<Step, StepError> {
+        let changed = |name: &str| changes.iter().find(|(changed, _)| *changed == name);
+        let mut environment = Environment::default();
+        for (name, value) in TASK.iter().filter(|(name, _)| changed(name).is_none()) {
+            environment.set(*name, *value);
+        }
+        for (name, value) in changes {
+            if let Some(value) = value {
+                environment.set(*name, *value);
+            }
+        }
+        Step::from_environment(&environment)
+    }
+
+    #[test]
+    fn a_task_of_a_step() {
+        let step = with(&[]).unwrap();
+        assert_eq!((step.rank, step.world_size, step.local_rank, step.local_world_size), (1, 3, 1, 2));
+        assert_eq!((step.node_rank, step.nodes(), step.node.as_str()), (0, 2, "n1"));
+        assert!(!step.arbitrary && !step.pty);
+    }
+
+    /// <https://github.com/sehoffmann/dmlcloud/issues/39>
+    #[test]
+    fn tasks_per_node_with_a_repeat_count() {
+        let step = with(&[
+            ("SLURM_STEP_TASKS_PER_NODE", Some("1(x2)")),
+            ("SLURM_STEP_NUM_TASKS", Some("2")),
+            ("SLURM_LOCALID", Some("0")),
+            ("SLURM_NODEID", Some("1")),
+        ]);
+        assert_eq!(step.unwrap().local_world_size, 1);
+    }
+
+    #[test]
+    fn job_level_variables_are_not_looked_at() {
+        let step =
+            with(&[("SLURM_NTASKS", Some("99")), ("SLURM_NTASKS_PER_NODE", Some("7")), ("SLURM_NNODES", Some("9"))]);
+        assert_eq!(step.unwrap().world_size, 3);
+    }
+
+    #[test]
+    fn outside_a_step() {
+        assert_eq!(with(&[("SLURM_JOB_ID", None)]).unwrap_err(), StepError::NoJob);
+        // The batch script: PROCID, LOCALID and NODEID are there, SLURM_STEP_* are not.
+        let batch =
+            with(&[("SLURM_STEP_ID", None), ("SLURM_STEP_NODELIST", None), ("SLURM_STEP_TASKS_PER_NODE", None)]);
+        assert!(batch.unwrap_err().to_string().contains("srun --palingenesis"));
+        let special = with(&[("SLURM_STEP_ID", Some("4294967291"))]);
+        assert!(matches!(special, Err(StepError::SpecialStep { step: 0xffff_fffb, .. })));
+    }
+
+    #[test]
+    fn what_cannot_be_true_is_an_error_that_names_it() {
+        let table: [(Changes, &str); 9] = [
+            (&[("SLURM_PROCID", None)], "SLURM_PROCID is not set"),
+            (&[("SLURM_PROCID", Some("x"))], "SLURM_PROCID=x"),
+            (&[("SLURM_PROCID", Some("3"))], "rank 3 of 3 ranks"),
+            (&[("SLURM_LOCALID", Some("2"))], "local rank 2 of 2"),
+            (&[("SLURM_NODEID", Some("2"))], "node 2 of 2"),
+            (&[("SLURM_STEP_NUM_TASKS", Some("4"))], "4 tasks in all"),
+            (&[("SLURM_STEP_NODELIST", Some("n[1-3]"))], "has 3 nodes"),
+            (&[("SLURM_STEP_NODELIST", Some("n[1-"))], "SLURM_STEP_NODELIST"),
+            (&[("SLURM_STEP_TASKS_PER_NODE", Some("2,"))], "SLURM_STEP_TASKS_PER_NODE"),
+        ];
+        for (changes, expected) in table {
+            let message = with(changes).unwrap_err().to_string();
+            assert!(message.contains(expected) && !message.contains('\n'), "{changes:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn described_by_hand() {
+        let step = Step::described("gpu[01-04]", "8(x4)", 9, 1, 0).unwrap();
+        assert_eq!((step.node_rank, step.local_rank, step.node.as_str(), step.world_size), (1, 1, "gpu02", 32));
+        // One number stands for every node.
+        assert_eq!(Step::described("gpu[01-04]", "8", 9, 1, 0).unwrap().world_size, 32);
+        assert!(Step::described("gpu[01-04]", "8(x4)", 32, 1, 0).unwrap_err().to_string().contains("rank 32"));
+        assert!(Step::described("gpu[01-04]", "8(x3)", 0, 1, 0).is_err());
+        assert!(Step::described("", "8", 0, 1, 0).is_err());
+    }
+}

@@ -189,7 +189,9 @@ fn numeric_address(node: &str) -> Option<String> {
 
 /// The part of srun's environment that `--export` lets through to the tasks.
 fn exported(environment: &Environment) -> Environment {
-    let rule = environment.get("SLURM_EXPORT_ENV").unwrap_or("ALL");
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let rule = export_option(words).or_else(|| environment.get("SLURM_EXPORT_ENV").map(String::from));
+    let rule = rule.unwrap_or_else(|| "ALL".into());
     let names: Vec<&str> = rule.split(',').map(|word| word.split('=').next().unwrap_or(word)).collect();
     if names.contains(&"ALL") {
         return environment.clone();
@@ -198,6 +200,57 @@ fn exported(environment: &Environment) -> Environment {
     passed.map(|(name, value)| (name.to_string(), value.to_string())).collect()
 }
 
+/// The value of `--export` on srun's command line, which srun tells nobody.
+/// Where the word belongs to the user's command, a check made here is merely
+/// made later, on the nodes.
+fn export_option(words: impl Iterator<Item = String>) -> Option<String> {
+    let mut words = words.skip(1);
+    while let Some(word) = words.next() {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_string())),
+            None => (word.as_str(), None),
+        };
+        // getopt_long takes unique abbreviations.
+        if name.len() >= "--exp".len() && "--export".starts_with(name) {
+            return value.or_else(|| words.next());
+        }
+    }
+    None
+}
+
 fn own_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_string()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_export_option_in_its_forms() {
+        let find = |line: &str| export_option(line.split(' ').map(String::from));
+        assert_eq!(find("srun -N2 --export=NONE a.out").as_deref(), Some("NONE"));
+        assert_eq!(find("srun --export A=1,B a.out").as_deref(), Some("A=1,B"));
+        assert_eq!(find("srun --exp=ALL a.out").as_deref(), Some("ALL"));
+        assert_eq!(find("srun --exclusive --export-file=x a.out"), None);
+        assert_eq!(find("srun --export"), None);
+    }
+
+    #[test]
+    fn what_export_lets_through() {
+        let environment = |rule: Option<&str>| {
+            let mut environment = Environment::default();
+            environment.set("A", "1");
+            environment.set("B", "2");
+            if let Some(rule) = rule {
+                environment.set("SLURM_EXPORT_ENV", rule);
+            }
+            exported(&environment)
+        };
+        assert_eq!(environment(None).get("A"), Some("1"));
+        assert_eq!(environment(Some("NONE")).get("A"), None);
+        let named = environment(Some("B,C=3"));
+        assert_eq!((named.get("A"), named.get("B")), (None, Some("2")));
+        assert_eq!(environment(Some("ALL,C=3")).get("A"), Some("1"));
+    }
 }
