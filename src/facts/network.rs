@@ -7,14 +7,15 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::system::{child, resolver};
+use crate::system::child::{self, ChildError};
+use crate::system::resolver;
 
 pub use crate::system::interfaces::{Interface, interfaces};
 
 /// What looking a host name up on this node gave.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Resolution {
-    /// Not looked up: the plan is for another machine.
+    /// Not looked up: the plan is for another machine, or nobody could be asked.
     #[default]
     NotTried,
     /// Its addresses, in the resolver's order.
@@ -31,7 +32,10 @@ pub fn resolve(host: &str, deadline: Duration) -> Resolution {
     }
     match child::run(deadline, || resolver::lookup(host)) {
         Ok(answer) => decode(&answer),
-        Err(error) => Resolution::Failed(error.to_string()),
+        Err(error @ ChildError::Deadline(_)) => Resolution::Failed(error.to_string()),
+        // No child could be started (a limit on processes, say): nothing is known
+        // of the name, so nothing is held against it.
+        Err(ChildError::Io(_)) => Resolution::NotTried,
     }
 }
 

@@ -45,6 +45,10 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
             }
         }
         Shape::Shell => {
+            plan.leave(
+                "RANK and the others",
+                "a shell is no rank; an srun in it gets its own (launch=native would set them)",
+            );
             let names = variables.map(|(name, ..)| name);
             for name in names.into_iter().chain(OF_A_LAUNCHER).filter(|name| inherited(name)) {
                 plan.unset(name, "inherited; a shell is no rank");
