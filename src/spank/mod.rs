@@ -166,6 +166,10 @@ fn dispatch(hook: Hook, context: Context, handle: Handle, arguments: Arguments) 
         (Context::Remote, Hook::TaskInit) => task::task_init(handle),
         (Context::Remote, Hook::TaskExit) => slurmstepd::task_exit(handle),
         (Context::Remote, Hook::Exit) => slurmstepd::exit(),
+        (Context::Local | Context::Allocator, Hook::Exit) => {
+            srun::exit();
+            Ok(())
+        }
         _ => Ok(()),
     }
 }

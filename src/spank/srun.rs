@@ -178,6 +178,12 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
     Ok(())
 }
 
+/// srun, sbatch, salloc: the end. Slurm unloads us; what we hold would be lost.
+pub fn exit() {
+    *lock(&GIVEN) = None;
+    *lock(&SETTINGS) = None;
+}
+
 /// An address other nodes can use for `node`: its NodeAddr, looked up if it is a name.
 fn numeric_address(node: &str) -> Option<String> {
     let address = host::node_address(node)?;

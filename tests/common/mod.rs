@@ -6,6 +6,8 @@
 
 #![allow(dead_code)]
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -22,11 +24,12 @@ pub fn target() -> PathBuf {
     test.parent().and_then(Path::parent).expect("a test lies in target/PROFILE/deps").to_path_buf()
 }
 
-/// The plugin, as built with this test.
+/// The plugin, as built with this test: beside it in deps/. (`cargo test` does
+/// not renew the copy one folder above.)
 pub fn library() -> PathBuf {
-    let library = target().join("libpalingenesis.so");
+    let library = target().join("deps/libpalingenesis.so");
     assert!(library.is_file(), "{} is missing", library.display());
-    library
+    readable_by_all(library)
 }
 
 /// A program of the workspace (`palingenesis`, `palingenesis-worker`).
@@ -41,14 +44,30 @@ pub fn fault_library() -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     let folder = target_root().join("fault");
     BUILT.get_or_init(|| cargo(&["build", "--features", "fault-injection"], &folder));
-    folder.join("debug/libpalingenesis.so")
+    readable_by_all(folder.join("debug/libpalingenesis.so"))
 }
 
 /// The plugin as it is shipped.
 pub fn release_library() -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| cargo(&["build", "--release"], &target_root()));
-    target_root().join("release/libpalingenesis.so")
+    readable_by_all(target_root().join("release/libpalingenesis.so"))
+}
+
+/// The library, or a copy of it where the cluster's user could not reach it:
+/// below a home directory that is closed to others.
+fn readable_by_all(library: PathBuf) -> PathBuf {
+    let open = |folder: &Path| fs::metadata(folder).is_ok_and(|data| data.permissions().mode() & 0o001 != 0);
+    if library.ancestors().skip(1).all(open) {
+        return library;
+    }
+    let folder = std::env::temp_dir().join(format!("palingenesis-test-library-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("the temporary folder is writable");
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let parent = library.parent().and_then(Path::parent).and_then(Path::file_name).unwrap_or_default();
+    let copy = folder.join(format!("{}.so", parent.to_string_lossy()));
+    fs::copy(&library, &copy).expect("the library can be copied");
+    copy
 }
 
 fn target_root() -> PathBuf {
