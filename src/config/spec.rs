@@ -599,6 +599,41 @@ mod tests {
     }
 
     #[test]
+    fn no_spec_panics_and_each_that_parses_survives_the_way_to_the_nodes() {
+        let pieces =
+            ["port", "ports", "master", "suffix", "iface", "launch", "profile", "show", "off", "=", "=", "=", ",", ","];
+        let more = ["20000", "21000-22000", "70000", "n1", "-ib0", "native", "fsdp", "\u{0}", "ä", " ", "-", "#", "x"];
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut parsed = 0;
+        for _ in 0..20_000 * crate::plan::tests::rounds() {
+            let mut spec = String::new();
+            loop {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let at = (state >> 8) as usize % (pieces.len() + more.len() + 4);
+                match pieces.iter().chain(&more).nth(at) {
+                    Some(piece) => spec.push_str(piece),
+                    None => break,
+                }
+            }
+            match parse(&spec) {
+                Ok(settings) => {
+                    parsed += 1;
+                    let again = parse(&settings.to_string()).unwrap_or_else(|error| panic!("{spec:?}: {error}"));
+                    assert_eq!(
+                        Settings { given: Given(0), ..again },
+                        Settings { given: Given(0), ..settings },
+                        "{spec:?}"
+                    );
+                }
+                Err(error) => assert!(!error.to_string().contains(['\n', '\0']), "{spec:?}: {error}"),
+            }
+        }
+        assert!(parsed > 100, "the generator makes too few that parse: {parsed}");
+    }
+
+    #[test]
     fn help_names_every_word_and_key() {
         let text = help();
         for key in KEYS {

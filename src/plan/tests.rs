@@ -7,6 +7,11 @@ use super::rendezvous::{DEFAULT_PORTS, sequence, wanted};
 use super::*;
 use crate::config::{PortRange, Source};
 
+/// How often what chance decides is tried: PALINGENESIS_SOAK, else once.
+pub(crate) fn rounds() -> usize {
+    std::env::var("PALINGENESIS_SOAK").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1)
+}
+
 /// A step's facts, to be changed by each test.
 struct World {
     step: Step,
@@ -476,7 +481,7 @@ fn nothing_a_user_can_export_makes_planning_panic() {
         state
     };
     let names = ["RANK", "MASTER_ADDR", "MASTER_PORT", "PALINGENESIS_SET", "NCCL_DEBUG", "TORCHELASTIC_X", "ROLE_RANK"];
-    for _ in 0..5000 {
+    for _ in 0..5000 * rounds() {
         let mut world = World::new("n[1-2]", "2", (next() % 4) as u32);
         for name in names {
             let length = next() % 12;
