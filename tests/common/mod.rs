@@ -22,9 +22,10 @@ pub fn target() -> PathBuf {
     test.parent().and_then(Path::parent).expect("a test lies in target/PROFILE/deps").to_path_buf()
 }
 
-/// The plugin, as built with this test.
+/// The plugin, as built with this test: `cargo test` leaves it in deps, and
+/// `target/debug/libpalingenesis.so` is the one of the last `cargo build`.
 pub fn library() -> PathBuf {
-    let library = target().join("libpalingenesis.so");
+    let library = target().join("deps/libpalingenesis.so");
     assert!(library.is_file(), "{} is missing", library.display());
     library
 }
