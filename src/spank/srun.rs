@@ -170,8 +170,8 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
         }
     }
     if let Some((host, origin)) = given_host(&settings, &exported(&environment)) {
-        let job_nodes = environment.get("SLURM_JOB_NODELIST").unwrap_or_default();
-        let known = hostlist::expand(job_nodes).unwrap_or_default();
+        let lists = host::job_nodes(handle.job_id()?).unwrap_or_default();
+        let known: Vec<String> = lists.iter().flat_map(|list| hostlist::expand(list).unwrap_or_default()).collect();
         let nodes = handle.nodes().unwrap_or(1);
         check_given_host(&host, origin, nodes, node.as_deref(), &known).map_err(refused)?;
     }
