@@ -71,8 +71,9 @@ type LayoutGet = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 type LayoutFree = unsafe extern "C" fn(*mut c_void);
 type LayoutHostName = unsafe extern "C" fn(*mut c_void, c_int) -> *mut c_char;
 type LoadNode = unsafe extern "C" fn(*mut *mut c_void, *mut c_char, u16) -> c_int;
-type PrintNodes = unsafe extern "C" fn(*mut libc::FILE, *mut c_void, c_int);
-type FreeNodes = unsafe extern "C" fn(*mut c_void);
+type LoadJob = unsafe extern "C" fn(*mut *mut c_void, u32, u16) -> c_int;
+type Print = unsafe extern "C" fn(*mut libc::FILE, *mut c_void, c_int);
+type Free = unsafe extern "C" fn(*mut c_void);
 type NodeAddr = unsafe extern "C" fn(*const c_char) -> *mut c_char;
 
 /// The table of the host's functions; absent ones are `None`.
@@ -409,8 +410,8 @@ fn node_address_from_controller(name: &CStr) -> Option<String> {
     let (load, print, free) = unsafe {
         (
             find::<LoadNode>(c"slurm_load_node_single")?,
-            find::<PrintNodes>(c"slurm_print_node_info_msg")?,
-            find::<FreeNodes>(c"slurm_free_node_info_msg")?,
+            find::<Print>(c"slurm_print_node_info_msg")?,
+            find::<Free>(c"slurm_free_node_info_msg")?,
         )
     };
     let mut nodes: *mut c_void = std::ptr::null_mut();
@@ -418,28 +419,65 @@ fn node_address_from_controller(name: &CStr) -> Option<String> {
     if unsafe { load(&raw mut nodes, name.as_ptr().cast_mut(), 0) } != 0 || nodes.is_null() {
         return None;
     }
+    // SAFETY: the printer of the message just loaded.
+    let text = unsafe { printed(print, nodes) };
+    // SAFETY: the message is not used again.
+    unsafe { free(nodes) };
+    text.and_then(|text| word_of(&text, "NodeAddr=").next().map(String::from))
+}
+
+/// The nodes of a job, as Slurm writes lists; one list per het component. In
+/// srun's own environment they stand only when the job is older than srun.
+///
+/// As with the node's address, `scontrol show job` is the form that stays.
+pub fn job_nodes(job_id: u32) -> Option<Vec<String>> {
+    // SAFETY: signatures of slurm.h.
+    let (load, print, free) = unsafe {
+        (
+            find::<LoadJob>(c"slurm_load_job")?,
+            find::<Print>(c"slurm_print_job_info_msg")?,
+            find::<Free>(c"slurm_free_job_info_msg")?,
+        )
+    };
+    let mut jobs: *mut c_void = std::ptr::null_mut();
+    // SAFETY: Slurm writes the message's address.
+    if unsafe { load(&raw mut jobs, job_id, 0) } != 0 || jobs.is_null() {
+        return None;
+    }
+    // SAFETY: the printer of the message just loaded.
+    let text = unsafe { printed(print, jobs) };
+    // SAFETY: the message is not used again.
+    unsafe { free(jobs) };
+    Some(word_of(&text?, "NodeList=").map(String::from).collect())
+}
+
+/// What `print` writes of `message`.
+///
+/// # Safety
+/// `print` is the printer of that kind of message.
+unsafe fn printed(print: Print, message: *mut c_void) -> Option<String> {
     let (mut text, mut length): (*mut c_char, usize) = (std::ptr::null_mut(), 0);
     // SAFETY: both pointers outlive the stream.
     let stream = unsafe { libc::open_memstream(&raw mut text, &raw mut length) };
-    let mut address = None;
-    if !stream.is_null() {
-        // SAFETY: an open stream and the message just loaded; after fclose `text`
-        // is a C string that is ours to free.
-        unsafe {
-            print(stream, nodes, 1);
-            libc::fclose(stream);
-            address = owned(text).and_then(|text| node_addr_in(&text));
-            libc::free(text.cast());
-        }
+    if stream.is_null() {
+        return None;
     }
-    // SAFETY: the message is not used again.
-    unsafe { free(nodes) };
-    address
+    // SAFETY: an open stream and a message of this printer's; after fclose `text`
+    // is null or a C string that is ours to free.
+    unsafe {
+        print(stream, message, 1);
+        libc::fclose(stream);
+        let copy = owned(text);
+        libc::free(text.cast());
+        copy
+    }
 }
 
-fn node_addr_in(text: &str) -> Option<String> {
-    let word = text.split_whitespace().find_map(|word| word.strip_prefix("NodeAddr="))?;
-    Some(word.to_string()).filter(|word| !word.is_empty())
+/// The values of `NAME=` in scontrol's one-line form; empty and "(null)" are none.
+fn word_of<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
+    text.split_whitespace()
+        .filter_map(move |word| word.strip_prefix(name))
+        .filter(|value| !value.is_empty() && *value != "(null)")
 }
 
 #[cfg(test)]
@@ -456,13 +494,17 @@ mod tests {
         assert!(!handle.has_variable(c"PATH"));
         assert_eq!(rank0_node(1, 0), None);
         assert_eq!(node_address("n1"), None);
+        assert_eq!(job_nodes(1), None);
         log("nobody hears this");
     }
 
     #[test]
-    fn the_address_in_scontrol_s_line() {
+    fn values_in_scontrol_s_lines() {
         let line = "NodeName=n1 Arch=x86_64 CPUTot=2 NodeAddr=10.99.0.1 NodeHostName=n1 Port=6818";
-        assert_eq!(node_addr_in(line).as_deref(), Some("10.99.0.1"));
-        assert_eq!(node_addr_in("NodeName=n1"), None);
+        assert_eq!(word_of(line, "NodeAddr=").collect::<Vec<_>>(), ["10.99.0.1"]);
+        assert_eq!(word_of("NodeName=n1", "NodeAddr=").next(), None);
+        let line = "JobId=7 ReqNodeList=(null) ExcNodeList=n9 NodeList=n[1-2] BatchHost=n1";
+        assert_eq!(word_of(line, "NodeList=").collect::<Vec<_>>(), ["n[1-2]"]);
+        assert_eq!(word_of("JobId=7 NodeList=(null)", "NodeList=").next(), None);
     }
 }

@@ -148,8 +148,11 @@ fn enter(hook: Hook, raw: ffi::spank_t, count: c_int, words: *mut *mut c_char) -
         Ok(Err(failure)) => failure,
         Err(_) => Failure::Fault(kept::last_panic()),
     };
-    // Reporting a failure must not become one.
-    let _ = catch_unwind(AssertUnwindSafe(|| failed(hook, context, handle, &failure)));
+    // Reporting a failure must not become one, nor let a task run unprepared.
+    let told = catch_unwind(AssertUnwindSafe(|| failed(hook, context, handle, &failure)));
+    if told.is_err() && (context, hook) == (Context::Remote, Hook::TaskInit) && slurmstepd::active() {
+        crate::system::output::exit_now(crate::EXIT_REFUSED);
+    }
     0
 }
 
@@ -185,8 +188,18 @@ fn failed(hook: Hook, context: Context, handle: Handle, failure: &Failure) {
         // The step exists already. Ending srun here would leave it, so the tasks
         // are told to refuse and Slurm cleans up as after any failed step.
         (Context::Local, Hook::LocalUserInit) if srun::flag_given() => srun::refuse_in_tasks(&line(hook, failure)),
-        (Context::Remote, Hook::Init | Hook::InitPostOpt | Hook::UserInit) => kept::keep(line(hook, failure)),
-        (Context::Remote, Hook::TaskInit) if task::flag_given(handle) => task::refuse(&line(hook, failure)),
+        (Context::Remote, Hook::Init | Hook::InitPostOpt) => kept::keep(line(hook, failure)),
+        (Context::Remote, Hook::UserInit) => {
+            kept::keep(line(hook, failure));
+            // So that one of the node's tasks tells it, not each. Without a
+            // gate each does.
+            let _ = slurmstepd::open_gate(handle);
+        }
+        // A task that has taken srun's words out of its environment is known by
+        // its slurmstepd, one before that by the words.
+        (Context::Remote, Hook::TaskInit) if slurmstepd::active() || task::flag_given(handle) => {
+            task::refuse(&line(hook, failure))
+        }
         (Context::Remote, Hook::TaskExit | Hook::Exit) if slurmstepd::active() => {
             host::log(line(hook, failure).trim_end())
         }

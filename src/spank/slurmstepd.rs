@@ -37,15 +37,26 @@ pub fn with_node<T>(use_it: impl FnOnce(Option<&Node>) -> T) -> T {
     use_it(lock(&NODE).as_ref())
 }
 
-/// As the user, once per step and node, before the tasks are forked.
-pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
+/// Makes the gate, where the step has the flag and there is none yet. Says
+/// whether it has the flag.
+pub fn open_gate(handle: Handle) -> Result<bool, Failure> {
     if !task::flag_given(handle) {
-        return Ok(());
+        return Ok(false);
     }
     ACTIVE.store(true, Ordering::Relaxed);
+    if lock(&NODE).is_none() {
+        let gate = Gate::new(handle.local_tasks()?)?;
+        *lock(&NODE) = Some(Node { gate: Some(gate), ..Node::default() });
+    }
+    Ok(true)
+}
+
+/// As the user, once per step and node, before the tasks are forked.
+pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     // The gate first: with it a failure below still stops the ranks together.
-    let gate = Gate::new(handle.local_tasks()?)?;
-    *lock(&NODE) = Some(Node { gate: Some(gate), ..Node::default() });
+    if !open_gate(handle)? {
+        return Ok(());
+    }
     let plugstack = Plugstack::parse(arguments.iter()).map_err(|error| Failure::Refused(error.to_string()))?;
     let facts = NodeFacts::read(&plugstack.root);
     if let Some(node) = lock(&NODE).as_mut() {

@@ -54,9 +54,12 @@ unsafe extern "C" fn option_given(_: c_int, argument: *const c_char, remote: c_i
     0
 }
 
-/// Whether the flag was given, as option or by PALINGENESIS.
+/// Whether the flag was given, as option or by PALINGENESIS, and not as `off`,
+/// which must help even where the parser is at fault.
 pub fn flag_given() -> bool {
-    lock(&GIVEN).is_some() || std::env::var_os(FLAG_VARIABLE).is_some()
+    let given = lock(&GIVEN).clone();
+    let spec = given.or_else(|| std::env::var_os(FLAG_VARIABLE).map(|spec| spec.to_string_lossy().into_owned()));
+    spec.is_some_and(|spec| !spec.split(',').any(|word| word.trim() == "off"))
 }
 
 /// Whether there is anything to do, without allocating.
@@ -145,8 +148,8 @@ pub fn allocator_init_post_opt() -> Result<(), Failure> {
     }
     let given = lock(&GIVEN).clone();
     if given.is_some() {
-        settings(&Environment::default())?;
-        if let Some(line) = kept::first() {
+        let settings = settings(&Environment::default())?;
+        if let Some(line) = kept::first().filter(|_| settings.is_some()) {
             refuse(&line);
         }
     } else if let Err(error) = config::resolve(None, &Environment::of_process()) {
@@ -170,8 +173,8 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
         }
     }
     if let Some((host, origin)) = given_host(&settings, &exported(&environment)) {
-        let job_nodes = environment.get("SLURM_JOB_NODELIST").unwrap_or_default();
-        let known = hostlist::expand(job_nodes).unwrap_or_default();
+        let lists = host::job_nodes(handle.job_id()?).unwrap_or_default();
+        let known: Vec<String> = lists.iter().flat_map(|list| hostlist::expand(list).unwrap_or_default()).collect();
         let nodes = handle.nodes().unwrap_or(1);
         check_given_host(&host, origin, nodes, node.as_deref(), &known).map_err(refused)?;
     }

@@ -21,6 +21,9 @@ pub enum ChildError {
 /// An answer may not be longer than a pipe holds, so that the child never waits.
 const ANSWER_MAX: usize = 16 * 1024;
 
+/// How long the end of a child is waited for.
+const REAP: Duration = Duration::from_secs(1);
+
 /// Runs `question` in a forked child and returns what it answers.
 ///
 /// The child has this process's one calling thread only, so `question` must not
@@ -120,11 +123,21 @@ fn read_until(reader: &OwnedFd, end: Instant) -> io::Result<Vec<u8>> {
 }
 
 /// Waits for our child only: slurmstepd and srun wait for theirs themselves.
+///
+/// The child has ended or was killed, but a process that waits for a dead file
+/// server ends only when that answers. It is then left behind.
 fn reap(pid: libc::pid_t) {
-    // SAFETY: a null status pointer is allowed; the child has ended or is being killed.
-    while unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) } < 0
-        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
-    {}
+    let end = Instant::now() + REAP;
+    let mut pause = Duration::from_micros(100);
+    loop {
+        // SAFETY: a null status pointer is allowed.
+        match unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) } {
+            0 if Instant::now() < end => std::thread::sleep(pause),
+            -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            _ => return,
+        }
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
 }
 
 #[cfg(test)]
