@@ -4,7 +4,7 @@ mod common;
 
 use std::process::Command;
 
-use common::Said;
+use common::{Said, Sandbox};
 
 const RANKS: [(&str, &str); 7] = [
     ("RANK", "3"),
@@ -67,4 +67,33 @@ fn version_help_and_nothing_else() {
     let said = worker(&RANKS, &["train.toml"]);
     assert_eq!((said.code, said.out.as_str()), (2, ""));
     assert!(said.err.contains("'train.toml'"), "{}", said.err);
+}
+
+/// What a refusal on a node must do: no task runs its program, every node says
+/// why, the step fails with the code of a refusal, and the nodes stay idle.
+#[test]
+fn in_a_real_step_every_task_has_its_rank_or_does_not_run() {
+    let plugstack = format!("required {}", common::library().display());
+    let Some(sandbox) = Sandbox::up("worker", &["--nodes", "2", "--plugstack", &plugstack]) else {
+        return;
+    };
+    let program = common::program("palingenesis-worker");
+    let run = |flag: &str| sandbox.run(&format!("srun -l -N2 -n2 {flag} {}", program.display()));
+    let said = run("--palingenesis=port=23456").ok();
+    let mut lines: Vec<&str> = said.out.lines().collect();
+    lines.sort_unstable();
+    let line = |rank| format!("{rank}: rank {rank} of 2: local rank 0 of 1, node rank {rank}, master n1:23456");
+    assert_eq!(lines, [line(0), line(1)]);
+
+    // The loopback interface joins no two nodes.
+    for flag in ["--palingenesis=iface=lo", "--palingenesis=iface=no0"] {
+        let said = run(flag);
+        assert_eq!((said.code, said.out.as_str()), (78, ""), "{}", said.err);
+        for task in 0..2 {
+            let start = format!("{task}: palingenesis: error: iface=");
+            assert_eq!(said.err.lines().filter(|line| line.starts_with(&start)).count(), 1, "{}", said.err);
+        }
+    }
+    assert_eq!(run("").code, 78, "without the flag there are no ranks");
+    assert_eq!(sandbox.run("sinfo -h -o %T").ok().out, "idle\n");
 }

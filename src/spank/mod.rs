@@ -186,7 +186,10 @@ fn failed(hook: Hook, context: Context, handle: Handle, failure: &Failure) {
         // are told to refuse and Slurm cleans up as after any failed step.
         (Context::Local, Hook::LocalUserInit) if srun::flag_given() => srun::refuse_in_tasks(&line(hook, failure)),
         (Context::Remote, Hook::Init | Hook::InitPostOpt | Hook::UserInit) => kept::keep(line(hook, failure)),
-        (Context::Remote, Hook::TaskInit) if task::flag_given(handle) => task::refuse(&line(hook, failure)),
+        // By then task_init may have removed the variables that show the flag.
+        (Context::Remote, Hook::TaskInit) if slurmstepd::active() || task::flag_given(handle) => {
+            task::refuse(&line(hook, failure))
+        }
         (Context::Remote, Hook::TaskExit | Hook::Exit) if slurmstepd::active() => {
             host::log(line(hook, failure).trim_end())
         }
