@@ -328,13 +328,22 @@ fn in_a_real_step_it_prints_what_the_tasks_get() {
     }
 
     // A real batch script, with its output in a file that all nodes see.
-    let said = sandbox
-        .run(&format!(
-            "cd $(mktemp -d) && sbatch -Q -W -N2 -o out --wrap '{program} explain; echo code $?; {program} explain --json'; cat out"
-        ))
-        .ok();
-    assert!(said.out.contains("outside a step") && said.out.contains("\ncode 0\n"), "{}", said.out);
-    assert!(said.out.contains(r#""step":null"#), "{}", said.out);
+    let batch = |options: &str, script: &str| {
+        let line = format!("cd $(mktemp -d) && sbatch -Q -W -N2 {options} -o out --wrap '{script}'; cat out");
+        sandbox.run(&line).ok().out
+    };
+    let out = batch("", &format!("{program} explain; echo code $?; {program} explain --json"));
+    assert!(out.contains("outside a step") && out.contains("\ncode 0\n"), "{out}");
+    assert!(out.contains(r#""step":null"#), "{out}");
+
+    // What was given to sbatch holds for the steps, and for what explain says.
+    let described = "--nodelist n[1-2] --tasks-per-node 1";
+    let out = batch(
+        "--palingenesis=port=24242",
+        &format!("{program} explain {described}; srun -N2 -n2 bash -c \"echo task \\$MASTER_PORT\""),
+    );
+    assert_eq!(out.lines().filter(|line| *line == "task 24242").count(), 2, "{out}");
+    assert!(out.lines().any(|line| line.contains("MASTER_PORT") && line.contains(" 24242 ")), "{out}");
 }
 
 /// The tasks' plans and environments, in order of rank.

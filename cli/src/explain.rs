@@ -17,7 +17,7 @@ use crate::{print, tell};
 pub const ABOUT: &str = "\
 In a step (srun palingenesis explain) it explains the task it runs in; anywhere else, describe a step with --nodelist. \
 The environment of this shell counts as the one that srun passes on, PALINGENESIS and PALINGENESIS_OPT_* among it. \
-A SPEC that was given to srun or sbatch as an option is not known here: repeat it with --spec.
+A SPEC given to sbatch or salloc counts too; one given to srun is not known to its tasks, so repeat it with --spec.
 
 Exit codes: 0, also where there is no rank to explain; 78 where the job would be refused; 1 where Slurm's variables or \
 the description make no step; 2 for wrong usage.";
