@@ -9,10 +9,11 @@ use crate::facts::{Environment, NodeFacts, Rank0, Step};
 use crate::plan::{self, Facts};
 
 /// Writes the calling task's place in its step to `*json`, as a JSON object
-/// with the keys job_id, step_id, shape, nodes, node_list, world_size, rank,
-/// local_rank, local_world_size, node_rank, node, master_addr, master_port and
-/// ports. It is read from the task's environment; the plugin need not be
-/// installed, but where it set MASTER_ADDR and MASTER_PORT these are the ones.
+/// with at least the keys job_id, step_id, shape, nodes, node_list, world_size,
+/// rank, local_rank, local_world_size, node_rank, node, master_addr,
+/// master_port and ports. It is read from the task's environment; the plugin
+/// need not be installed, but where it set MASTER_ADDR and MASTER_PORT these
+/// are the ones.
 ///
 /// Returns 0, or -1 when there is no step or it makes no sense; `*json` is then
 /// one line that says why. Either way `*json` must be given back to

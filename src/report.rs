@@ -1,5 +1,5 @@
-//! A plan as text for people: the one table that `--palingenesis=show` and
-//! `palingenesis explain` print. Decides nothing.
+//! A plan as text: the one table that `--palingenesis=show` and `palingenesis
+//! explain` print, and the one JSON form. Decides nothing.
 
 use std::fmt::Write;
 
@@ -7,6 +7,9 @@ use crate::plan::{Note, Plan, Severity, Warning};
 
 /// Values longer than this are cut in the table; the JSON form has all of them.
 const LONGEST_VALUE: usize = 40;
+
+/// Stands for a secret's value.
+const HIDDEN: &str = "(hidden)";
 
 /// The whole plan as aligned text, ending in a newline.
 pub fn table(plan: &Plan) -> String {
@@ -28,6 +31,18 @@ pub fn table(plan: &Plan) -> String {
     text
 }
 
+/// The whole plan as one JSON object, values uncut.
+///
+/// # Errors
+/// None that is known; serde_json's signature has one.
+pub fn json(plan: &Plan) -> serde_json::Result<String> {
+    let mut plan = plan.clone();
+    for variable in plan.env.iter_mut().filter(|variable| is_secret(&variable.name)) {
+        variable.value = HIDDEN.into();
+    }
+    serde_json::to_string(&plan)
+}
+
 /// One line for one warning, ending in a newline.
 pub fn warning_line(warning: &Warning) -> String {
     let severity = match warning.severity {
@@ -44,7 +59,7 @@ pub fn is_secret(name: &str) -> bool {
 }
 
 fn masked(name: &str, value: &str) -> String {
-    if is_secret(name) { "(hidden)".into() } else { crate::config::printable(value) }
+    if is_secret(name) { HIDDEN.into() } else { crate::config::printable(value) }
 }
 
 fn shortened(value: &str) -> String {

@@ -1,1 +1,71 @@
-fn main() {}
+//! The `palingenesis` command: a door for people, which holds no rule of the
+//! product. What it prints comes from the plan the Slurm plugin makes too.
+
+mod explain;
+
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
+use std::sync::LazyLock;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use palingenesis::EXIT_REFUSED;
+use palingenesis::config::SpecError;
+use palingenesis::plan::Refusal;
+
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    format!("{} (its SPANK plugin is built for Slurm {})", env!("CARGO_PKG_VERSION"), palingenesis::spank::release())
+});
+
+/// Shows what `srun --palingenesis` gives a job, and why.
+#[derive(Debug, Parser)]
+#[command(
+    name = "palingenesis",
+    version = VERSION.as_str(),
+    arg_required_else_help = true,
+    after_help = "Not there yet, and no command of this version: doctor, launch, diagnose, size, losses, init, checkpoints.\n\
+                  The keys of --palingenesis=SPEC: srun --palingenesis=help, or palingenesis explain --spec help."
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Prints what a rank gets from srun --palingenesis, each value with its reason.
+    #[command(after_help = explain::ABOUT)]
+    Explain(explain::Arguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Explain(arguments) => explain::run(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tell(&format!("error: {error}"));
+            ExitCode::from(exit_code(&error))
+        }
+    }
+}
+
+/// A job that would be refused gets the code the job would get.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<Refusal>() || error.is::<SpecError>() { u8::try_from(EXIT_REFUSED).unwrap_or(1) } else { 1 }
+}
+
+/// One line on stderr.
+fn tell(text: &str) {
+    palingenesis::system::output::to_stderr(&format!("palingenesis: {text}\n"));
+}
+
+/// Writes to stdout. A reader that has seen enough, such as `head`, is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot write to standard output"),
+        _ => Ok(()),
+    }
+}

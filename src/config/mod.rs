@@ -8,8 +8,8 @@ mod spec;
 
 pub use nearest::nearest;
 pub use plugstack::{Plugstack, PlugstackError};
-pub use spec::{KEYS, Key, Launch, PortRange, Profile, Settings, Source, SpecError, WORDS, help};
-pub(crate) use spec::{check_host, parse_port, printable};
+pub use spec::{KEYS, Key, Launch, PortRange, Profile, Settings, Source, SpecError, WORDS, help, printable};
+pub(crate) use spec::{check_host, parse_port};
 
 use crate::facts::Environment;
 
@@ -55,6 +55,23 @@ pub fn resolve(option: Option<&str>, environment: &Environment) -> Result<Option
     Ok(Some(settings))
 }
 
+/// The option of sbatch or salloc, as seen in the job's environment; an srun in
+/// the job takes it over (`src/common/spank.c`; measured with 22.05.8).
+pub const HANDED_DOWN: &str = "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis";
+
+/// The settings an srun with the flag would have from here: those of
+/// [`resolve`] with the option handed down by sbatch or salloc, and those of the
+/// bare flag where nothing gives it.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn resolve_flagged(spec: Option<&str>, environment: &Environment) -> Result<Settings, SpecError> {
+    match resolve(spec.or(environment.get(HANDED_DOWN)), environment)? {
+        Some(settings) => Ok(settings),
+        None => Ok(resolve(Some(""), environment)?.unwrap_or_default()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,6 +84,19 @@ mod tests {
     fn without_the_flag_key_variables_mean_nothing() {
         let vars = env(&[("PALINGENESIS_OPT_PORT", "nonsense"), ("PALINGENESIS_SET", "x")]);
         assert_eq!(resolve(None, &vars), Ok(None));
+    }
+
+    #[test]
+    fn what_an_srun_with_the_flag_would_have() {
+        let keys = env(&[("PALINGENESIS_OPT_PORT", "22000")]);
+        assert_eq!(resolve_flagged(None, &keys).unwrap().port, Some(22000));
+        assert_eq!(resolve_flagged(Some("port=23000"), &keys).unwrap().port, Some(23000));
+        assert!(resolve_flagged(None, &env(&[("PALINGENESIS", "off")])).unwrap().off);
+        assert_eq!(resolve_flagged(None, &env(&[])), Ok(Settings::default()));
+        let of_sbatch = env(&[(HANDED_DOWN, "port=24000"), ("PALINGENESIS", "port=21000")]);
+        assert_eq!(resolve_flagged(None, &of_sbatch).unwrap().port, Some(24000));
+        assert_eq!(resolve_flagged(Some("port=23000"), &of_sbatch).unwrap().port, Some(23000));
+        assert_eq!(resolve_flagged(None, &env(&[(HANDED_DOWN, "(null)")])), Ok(Settings::default()));
     }
 
     #[test]

@@ -436,7 +436,7 @@ fn bad_word<const N: usize>(key: &Key, value: &str, known: [&'static str; N], so
 
 /// Text from a user, made safe for one line of a terminal and cut to a
 /// readable length.
-pub(crate) fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     let mut shown: String = text.chars().take(80).map(|c| if c.is_control() { '?' } else { c }).collect();
     if text.chars().nth(80).is_some() {
         shown.push('…');

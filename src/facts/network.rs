@@ -2,7 +2,7 @@
 //! deadline; nothing is chosen here.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -37,6 +37,42 @@ pub fn resolve(host: &str, deadline: Duration) -> Resolution {
         // of the name, so nothing is held against it.
         Err(ChildError::Io(_)) => Resolution::NotTried,
     }
+}
+
+/// How long a plan waits for one name to resolve.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What this node's network says to a plan.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Network {
+    /// The addresses of all names together; a failure only when none resolves.
+    pub resolution: Resolution,
+    /// The node's interfaces, if they were asked for.
+    pub interfaces: Vec<Interface>,
+}
+
+impl Network {
+    /// Looks up `names` (see `plan::rendezvous::wanted`) and, with
+    /// `want_interfaces`, lists the interfaces.
+    ///
+    /// # Errors
+    /// What getifaddrs says.
+    pub fn of_this_node(names: &[String], want_interfaces: bool) -> io::Result<Network> {
+        let interfaces = if want_interfaces { interfaces()? } else { Vec::new() };
+        Ok(Network { resolution: resolve_all(names), interfaces })
+    }
+}
+
+fn resolve_all(names: &[String]) -> Resolution {
+    let mut found: Vec<IpAddr> = Vec::new();
+    let mut outcome = Resolution::NotTried;
+    for name in names {
+        match resolve(name, PATIENCE) {
+            Resolution::Found(addresses) => found.extend(addresses),
+            other => outcome = other,
+        }
+    }
+    if found.is_empty() { outcome } else { Resolution::Found(found) }
 }
 
 fn decode(answer: &[u8]) -> Resolution {

@@ -96,6 +96,9 @@ pub enum StepError {
     /// Values that cannot hold together.
     #[error("the step's variables contradict each other: {0}")]
     Inconsistent(String),
+    /// A description of a step that cannot be.
+    #[error("no such step: {0}")]
+    NoSuchStep(String),
 }
 
 /// Ids from here on belong to the batch script, the extern and the interactive
@@ -165,8 +168,14 @@ impl Step {
                 .map_err(|source| StepError::List { name: "--tasks-per-node", source })?,
             _ => tasks,
         };
+        if tasks.nodes() != nodes {
+            return Err(StepError::NoSuchStep(format!(
+                "--nodelist has {nodes} nodes, --tasks-per-node counts the tasks of {}; write 8(x{nodes}) for 8 on each",
+                tasks.nodes()
+            )));
+        }
         let world_size = u32::try_from(tasks.total())
-            .map_err(|_| StepError::Inconsistent(format!("{} tasks are too many", tasks.total())))?;
+            .map_err(|_| StepError::NoSuchStep(format!("{} tasks are more than Slurm can number", tasks.total())))?;
         let mut first = 0;
         let place = tasks.iter().enumerate().find_map(|(node, tasks)| {
             let here = (rank < first + tasks).then_some((node as u32, rank.wrapping_sub(first)));
@@ -174,7 +183,11 @@ impl Step {
             here
         });
         let Some((node_rank, local_rank)) = place else {
-            return Err(StepError::Inconsistent(format!("rank {rank} is not one of {world_size} ranks")));
+            let why = match world_size.checked_sub(1) {
+                Some(last) => format!("rank {rank} is not one of its {world_size} ranks; --rank goes from 0 to {last}"),
+                None => "it has no tasks".to_string(),
+            };
+            return Err(StepError::NoSuchStep(why));
         };
         let step = Step {
             job_id,

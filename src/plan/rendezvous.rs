@@ -355,7 +355,9 @@ fn on_interface(facts: &Facts, iface: &str, host: &str) -> Result<(String, Origi
         return Err(RendezvousError::NoInterface { iface: iface.into(), node: node.clone(), has: has.join(", ") });
     }
     // Link-local addresses are the same network everywhere and need a zone.
+    let several = facts.step.nodes() > 1;
     let usable = |address: &IpAddr| match address {
+        _ if several && address.is_loopback() => false,
         IpAddr::V6(v6) => !v6.is_unicast_link_local(),
         IpAddr::V4(v4) => !v4.is_link_local(),
     };

@@ -3,7 +3,6 @@
 //! fail on a node fails here: the reason on the user's stderr, exit code 78,
 //! no node drained, the same under `required` and `optional`.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use super::gate::{Gate, Outcome};
@@ -14,15 +13,12 @@ use super::{Failure, kept};
 use crate::EXIT_REFUSED;
 use crate::act::environment::{TaskEnvironment, apply};
 use crate::config::{Settings, Source};
-use crate::facts::network::{Interface, Resolution, interfaces, resolve};
+use crate::facts::network::Network;
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::{Environment, Rank0, Step};
 use crate::plan::{self, Facts, Plan, rendezvous};
 use crate::report;
 use crate::system::output::{exit_now, to_stderr};
-
-/// How long a task waits for a name to resolve.
-const RESOLVE: Duration = Duration::from_secs(5);
 
 /// Whether srun handed this step the flag, without allocating. The batch
 /// script's, extern and interactive step have no ranks.
@@ -77,8 +73,7 @@ fn make_plan(
     rank0: &Rank0,
 ) -> Result<Plan, Failure> {
     let names = rendezvous::wanted(step, environment, settings, rank0);
-    let resolution = resolve_all(&names);
-    let interfaces: Vec<Interface> = if settings.iface.is_some() { interfaces()? } else { Vec::new() };
+    let network = Network::of_this_node(&names, settings.iface.is_some())?;
     // A multi-prog step's argv is its file: no command to look at, none needed.
     let command = handle.command().unwrap_or_default();
     let node = with_node(|node| node.map(|node| node.facts.clone()).unwrap_or_default());
@@ -88,23 +83,10 @@ fn make_plan(
         command: &command,
         node: &node,
         rank0,
-        resolution: &resolution,
-        interfaces: &interfaces,
+        resolution: &network.resolution,
+        interfaces: &network.interfaces,
     };
     plan::plan(&facts, settings).map_err(refused)
-}
-
-/// All addresses of all names; a failure only when none resolves.
-fn resolve_all(names: &[String]) -> Resolution {
-    let mut found: Vec<IpAddr> = Vec::new();
-    let mut outcome = Resolution::NotTried;
-    for name in names {
-        match resolve(name, RESOLVE) {
-            Resolution::Found(addresses) => found.extend(addresses),
-            other => outcome = other,
-        }
-    }
-    if found.is_empty() { outcome } else { Resolution::Found(found) }
 }
 
 /// Once per step, from rank 0, before it and its node's ranks start.

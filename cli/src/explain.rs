@@ -1,0 +1,127 @@
+//! `palingenesis explain`: gathers what the plugin gathers in a task, and prints
+//! the plan.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use palingenesis::config;
+use palingenesis::facts::network::Network;
+use palingenesis::facts::{Environment, NodeFacts, Rank0, Step, StepError};
+use palingenesis::plan::{self, Facts, rendezvous};
+use palingenesis::report;
+
+use crate::{print, tell};
+
+/// Below the options in --help.
+pub const ABOUT: &str = "\
+In a step (srun palingenesis explain) it explains the task it runs in; anywhere else, describe a step with --nodelist. \
+The environment of this shell counts as the one that srun passes on, PALINGENESIS and PALINGENESIS_OPT_* among it. \
+A SPEC given to sbatch or salloc counts too; one given to srun is not known to its tasks, so repeat it with --spec.
+
+Exit codes: 0, also where there is no rank to explain; 78 where the job would be refused; 1 where Slurm's variables or \
+the description make no step; 2 for wrong usage.";
+
+/// What --json prints when there is no rank to explain.
+const NO_PLAN: &str = r#"{"step":null,"env":[],"unset":[],"left":[],"warnings":[]}"#;
+
+/// The step to explain, and how.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Print one JSON object with the keys step, env, unset, left and warnings;
+    /// step is null where there is no rank to explain.
+    #[arg(long)]
+    json: bool,
+
+    /// As in srun --palingenesis=SPEC; "help" lists what there is.
+    #[arg(long, value_name = "SPEC")]
+    spec: Option<String>,
+
+    /// The nodes of a step to describe, as Slurm writes them: gpu[01-04].
+    #[arg(long, value_name = "NODES", requires = "tasks_per_node")]
+    nodelist: Option<String>,
+
+    /// Its tasks on each node, as Slurm writes them: 8(x2),4; or 8 for all nodes.
+    #[arg(long, value_name = "COUNTS", requires = "nodelist")]
+    tasks_per_node: Option<String>,
+
+    /// The rank to explain, of ranks laid out node by node.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "nodelist")]
+    rank: u32,
+
+    /// The job id of the described step; MASTER_PORT depends on it.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "nodelist")]
+    job_id: u32,
+
+    /// The step id of the described step; MASTER_PORT depends on it.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "nodelist")]
+    step_id: u32,
+
+    /// Read the node's GPU models and kernel settings below this directory.
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+
+    /// The command of the step: some settings follow from it.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// The subcommand.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let environment = Environment::of_process();
+    let settings = config::resolve_flagged(arguments.spec.as_deref(), &environment)?;
+    if settings.help {
+        return print(&config::help());
+    }
+    let step = match step(arguments, &environment) {
+        Err(none @ (StepError::NoJob | StepError::NoStep { .. } | StepError::SpecialStep { .. })) => {
+            return no_plan(arguments, &format!("{none}; or describe a step to explain with --nodelist"));
+        }
+        step => step?,
+    };
+    if settings.off {
+        return no_plan(arguments, "off: srun changes nothing here");
+    }
+    let rank0 = Rank0::default();
+    // The names and interfaces of a described step are those of other machines.
+    let network = if arguments.nodelist.is_some() {
+        Network::default()
+    } else {
+        let names = rendezvous::wanted(&step, &environment, &settings, &rank0);
+        Network::of_this_node(&names, settings.iface.is_some()).context("cannot list this node's interfaces")?
+    };
+    let node = NodeFacts::read(&arguments.root);
+    for unknown in &node.unknown {
+        tell(&format!("note: {unknown}"));
+    }
+    let command: Vec<String> = arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let facts = Facts {
+        step: &step,
+        environment: &environment,
+        command: &command,
+        node: &node,
+        rank0: &rank0,
+        resolution: &network.resolution,
+        interfaces: &network.interfaces,
+    };
+    let plan = plan::plan(&facts, &settings)?;
+    if arguments.json { print(&(report::json(&plan)? + "\n")) } else { print(&report::table(&plan)) }
+}
+
+fn step(arguments: &Arguments, environment: &Environment) -> Result<Step, StepError> {
+    match (&arguments.nodelist, &arguments.tasks_per_node) {
+        (Some(nodes), Some(tasks)) => {
+            Step::described(nodes, tasks, arguments.rank, arguments.job_id, arguments.step_id)
+        }
+        _ => Step::from_environment(environment),
+    }
+}
+
+/// No rank is an answer too, not an error.
+fn no_plan(arguments: &Arguments, why: &str) -> anyhow::Result<()> {
+    if !arguments.json {
+        return print(&format!("palingenesis: {why}\n"));
+    }
+    tell(why);
+    print(&format!("{NO_PLAN}\n"))
+}
