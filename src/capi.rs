@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::config::Settings;
+use crate::config;
 use crate::facts::network::Resolution;
 use crate::facts::{Environment, NodeFacts, Rank0, Step};
 use crate::plan::{self, Facts};
@@ -63,6 +63,7 @@ fn layout() -> Result<String, String> {
         resolution: &Resolution::NotTried,
         interfaces: &[],
     };
-    let plan = plan::plan(&facts, &Settings::default()).map_err(|error| error.to_string())?;
+    let settings = config::resolve_flagged(None, &environment).map_err(|error| error.to_string())?;
+    let plan = plan::plan(&facts, &settings).map_err(|error| error.to_string())?;
     serde_json::to_string(&plan.step).map_err(|error| error.to_string())
 }

@@ -301,7 +301,7 @@ fn in_a_real_step_it_prints_what_the_tasks_get() {
     let run = |flag: &str| -> Vec<(Value, BTreeMap<String, String>)> {
         let task = format!("'{program} explain --json; env -0'");
         let said =
-            sandbox.run(&format!("cd $(mktemp -d) && srun {flag} {step} -o %t bash -c {task} && cat 0 1 2")).ok();
+            sandbox.run(&format!("cd $(mktemp -d) && srun -Q {flag} {step} -o %t bash -c {task} && cat 0 1 2")).ok();
         assert_eq!(said.err, "");
         split(&said.out)
     };

@@ -17,7 +17,7 @@ use crate::{print, tell};
 pub const ABOUT: &str = "\
 In a step (srun palingenesis explain) it explains the task it runs in; anywhere else, describe a step with --nodelist. \
 The environment of this shell counts as the one that srun passes on, PALINGENESIS and PALINGENESIS_OPT_* among it. \
-A SPEC given to sbatch or salloc counts too; one given to srun is not known to its tasks, so repeat it with --spec.
+A SPEC given to sbatch or salloc counts too, and in a step with the flag the one it was given.
 
 Exit codes: 0, also where there is no rank to explain; 78 where the job would be refused; 1 where Slurm's variables or \
 the description make no step; 2 for wrong usage.";
@@ -91,9 +91,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Network::of_this_node(&names, settings.iface.is_some()).context("cannot list this node's interfaces")?
     };
     let node = NodeFacts::read(&arguments.root);
-    for unknown in &node.unknown {
-        tell(&format!("note: {unknown}"));
-    }
     let command: Vec<String> = arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let facts = Facts {
         step: &step,

@@ -59,14 +59,29 @@ pub fn resolve(option: Option<&str>, environment: &Environment) -> Result<Option
 /// the job takes it over (`src/common/spank.c`; measured with 22.05.8).
 pub const HANDED_DOWN: &str = "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis";
 
-/// The settings an srun with the flag would have from here: those of
-/// [`resolve`] with the option handed down by sbatch or salloc, and those of the
-/// bare flag where nothing gives it.
+/// Marks the values a step was given, and begins with the step's "JOB.STEP"; see
+/// `plan/marks.rs`.
+pub const MARKS: &str = "PALINGENESIS_SET";
+/// The settings a step was given, in canonical form. Not read by srun: it belongs
+/// to its step only.
+pub const SPEC_OF_STEP: &str = "PALINGENESIS_SPEC";
+
+/// The settings that were given to the step this process runs in.
+fn of_this_step(environment: &Environment) -> Option<&str> {
+    let (job, step) = (environment.get("SLURM_JOB_ID")?, environment.get("SLURM_STEP_ID")?);
+    let marked = environment.get(MARKS)?.split(' ').next()?;
+    environment.get(SPEC_OF_STEP).filter(|_| marked == format!("{job}.{step}"))
+}
+
+/// The settings of the step this process runs in, else those an srun with the
+/// flag would have from here: those of [`resolve`] with the option handed down by
+/// sbatch or salloc, and those of the bare flag where nothing gives it.
 ///
 /// # Errors
 /// As [`resolve`].
 pub fn resolve_flagged(spec: Option<&str>, environment: &Environment) -> Result<Settings, SpecError> {
-    match resolve(spec.or(environment.get(HANDED_DOWN)), environment)? {
+    let given = spec.or(of_this_step(environment)).or(environment.get(HANDED_DOWN));
+    match resolve(given, environment)? {
         Some(settings) => Ok(settings),
         None => Ok(resolve(Some(""), environment)?.unwrap_or_default()),
     }
@@ -97,6 +112,14 @@ mod tests {
         assert_eq!(resolve_flagged(None, &of_sbatch).unwrap().port, Some(24000));
         assert_eq!(resolve_flagged(Some("port=23000"), &of_sbatch).unwrap().port, Some(23000));
         assert_eq!(resolve_flagged(None, &env(&[(HANDED_DOWN, "(null)")])), Ok(Settings::default()));
+        let in_step = |marks| {
+            let step = [("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "1"), (HANDED_DOWN, "port=24000")];
+            let own = [(SPEC_OF_STEP, "port=25000"), (MARKS, marks)];
+            resolve_flagged(None, &env(&[step.as_slice(), own.as_slice()].concat())).unwrap().port
+        };
+        assert_eq!(in_step("7.1 RANK=0"), Some(25000));
+        // Inherited from another step.
+        assert_eq!(in_step("7.0 RANK=0"), Some(24000));
     }
 
     #[test]

@@ -2,12 +2,13 @@
 //! them from the user's: `PALINGENESIS_SET=JOB.STEP NAME=HASH NAME=HASH …`.
 //! A value that was changed since no longer fits its hash and is the user's.
 
+use crate::config::{SPEC_OF_STEP, Settings};
 use crate::facts::{Environment, Step};
 
 use super::{Origin, Plan};
 
 /// The variable that holds the marks.
-pub const VARIABLE: &str = "PALINGENESIS_SET";
+pub use crate::config::MARKS as VARIABLE;
 
 /// The marks found in an environment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,8 +58,10 @@ fn hash(value: &str) -> u32 {
     value.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Adds the marks of everything the plan sets.
-pub(super) fn decide(plan: &mut Plan) {
+/// Adds the marks of everything the plan sets, and the settings it was made with.
+pub(super) fn decide(plan: &mut Plan, settings: &Settings) {
+    let why = "these settings, for palingenesis explain and the C library in this step";
+    plan.set(SPEC_OF_STEP, settings.to_string(), Origin::Step, why);
     let mut marks = format!("{}.{}", plan.step.job_id, plan.step.step_id);
     for variable in plan.env.iter().filter(|variable| variable.origin != Origin::User) {
         marks.push_str(&format!(" {}={:x}", variable.name, hash(&variable.value)));

@@ -213,7 +213,10 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     ranks::decide(&mut plan, facts, &marks);
     rendezvous::decide(&mut plan, facts, settings, &marks)?;
     environment::decide(&mut plan, facts, settings, &marks);
-    marks::decide(&mut plan);
+    for unknown in &facts.node.unknown {
+        plan.inform("facts-unknown", unknown.clone(), "what follows from it is left as if it were not there");
+    }
+    marks::decide(&mut plan, settings);
     Ok(plan)
 }
 
@@ -232,6 +235,10 @@ impl Plan {
 
     fn warn(&mut self, id: &'static str, message: String, cure: impl Into<String>) {
         self.warnings.push(Warning { id, severity: Severity::Warning, message, cure: cure.into() });
+    }
+
+    fn inform(&mut self, id: &'static str, message: String, cure: impl Into<String>) {
+        self.warnings.push(Warning { id, severity: Severity::Info, message, cure: cure.into() });
     }
 
     /// The value the plan gives `name`, if it sets it.

@@ -266,7 +266,8 @@ fn planning_again_in_the_same_step_gives_the_same() {
         world.environment.set(&variable.name, &variable.value);
     }
     world.rank0 = Rank0::default();
-    let again = world.plan("").unwrap();
+    let spec = world.environment.get("PALINGENESIS_SPEC").unwrap().to_string();
+    let again = world.plan(&spec).unwrap();
     for variable in &first.env {
         assert_eq!(again.value(&variable.name), Some(variable.value.as_str()), "{}", variable.name);
     }
