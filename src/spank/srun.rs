@@ -49,7 +49,13 @@ unsafe extern "C" fn option_given(_: c_int, argument: *const c_char, remote: c_i
         // SAFETY: Slurm passes null or a C string.
         let given = catch_unwind(|| unsafe { host::owned(argument) });
         let text = given.unwrap_or_default();
-        *lock(&GIVEN) = Some(config::option_argument(text.as_deref()).to_string());
+        let spec = config::option_argument(text.as_deref()).to_string();
+        // Here, not in init_post_opt: `srun --palingenesis=help` has no command
+        // and would not get that far.
+        if spec.split(',').any(|word| word.trim() == "help") {
+            help();
+        }
+        *lock(&GIVEN) = Some(spec);
     }
     0
 }
@@ -67,6 +73,13 @@ fn nothing_to_do() -> bool {
     // SAFETY: getenv reads a C string; nobody changes the environment meanwhile.
     let variable = |name: &std::ffi::CStr| unsafe { !libc::getenv(name.as_ptr()).is_null() };
     lock(&GIVEN).is_none() && !variable(c"PALINGENESIS")
+}
+
+/// Prints the help and ends srun, sbatch or salloc, as their own `--help` does.
+fn help() {
+    to_stdout(&config::help());
+    // SAFETY: runs the command's exit handlers.
+    unsafe { libc::exit(0) };
 }
 
 /// Ends srun, sbatch or salloc before it asks for anything.
@@ -102,9 +115,7 @@ fn settings(environment: &Environment) -> Result<Option<Settings>, Failure> {
     let given = lock(&GIVEN).clone();
     let settings = config::resolve(given.as_deref(), environment).map_err(refused)?;
     if settings.as_ref().is_some_and(|settings| settings.help) {
-        to_stdout(&config::help());
-        // SAFETY: as after srun's own --help.
-        unsafe { libc::exit(0) };
+        help();
     }
     Ok(settings.filter(|settings| !settings.off))
 }
