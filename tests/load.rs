@@ -216,11 +216,9 @@ fn every_program_of_slurm_loads_it() {
     assert_eq!(lines(&said.out), expected, "{said:?}");
     let said = sandbox.run(&format!("salloc -N2 -n2 --palingenesis srun bash -c {rank}")).ok();
     assert_eq!(lines(&said.out), expected, "{said:?}");
-    let script = format!(
-        "cd && printf '#!/bin/bash\\nsrun bash -c %s\\n' \"'echo rank=\\$RANK of \\$WORLD_SIZE'\" >job.sh \
-         && sbatch --wait -N2 -n2 -o job.out --palingenesis job.sh && cat job.out"
-    );
-    let said = sandbox.run(&script).ok();
+    let script = "cd && printf '#!/bin/bash\\nsrun bash -c %s\\n' \"'echo rank=\\$RANK of \\$WORLD_SIZE'\" >job.sh \
+                  && sbatch --wait -N2 -n2 -o job.out --palingenesis job.sh && cat job.out";
+    let said = sandbox.run(script).ok();
     assert_eq!(lines(&said.out), expected, "{said:?}");
     // slurmd loads it at its start; with `required` it would not have come up.
     sandbox.restart_slurmd();
