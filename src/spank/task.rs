@@ -21,10 +21,12 @@ use crate::report;
 use crate::system::output::{exit_now, to_stderr};
 
 /// Whether srun handed this step the flag, without allocating. The batch
-/// script's, extern and interactive step have no ranks.
+/// script's, extern and interactive step have no ranks. A step whose id Slurm
+/// does not tell counts as one with ranks: better a refusal than tasks that run
+/// without their variables and say nothing.
 pub fn flag_given(handle: Handle) -> bool {
     (handle.has_variable(SPEC) || handle.has_variable(REFUSAL))
-        && handle.step_id().is_ok_and(|step| step < FIRST_SPECIAL_STEP)
+        && !handle.step_id().is_ok_and(|step| step >= FIRST_SPECIAL_STEP)
 }
 
 /// The hook.

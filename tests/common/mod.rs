@@ -70,6 +70,34 @@ fn readable_by_all(library: PathBuf) -> PathBuf {
     copy
 }
 
+/// The plugin for another Slurm release, in a target folder of its own.
+pub fn stamped_library(release: &str) -> PathBuf {
+    let output = stamped_build(&[("PALINGENESIS_SLURM", release)]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let built = stamped_folder().join("debug/libpalingenesis.so");
+    let kept = stamped_folder().join(format!("libpalingenesis-{release}.so"));
+    std::fs::copy(&built, &kept).expect("the library was built");
+    kept
+}
+
+/// Builds the library with these variables; one build at a time.
+pub fn stamped_build(variables: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO"))
+        .args(["build", "--lib", "--target-dir"])
+        .arg(stamped_folder())
+        .env_remove("PALINGENESIS_SLURM")
+        .env_remove("SLURM_INCLUDE_DIR")
+        .envs(variables.iter().copied())
+        .current_dir(root())
+        .output()
+        .expect("cargo runs")
+}
+
+/// Where [`stamped_build`] builds.
+pub fn stamped_folder() -> PathBuf {
+    target_root().join("stamped")
+}
+
 fn target_root() -> PathBuf {
     target().parent().expect("target/PROFILE has a parent").to_path_buf()
 }

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# What the plugin costs an srun on a real Slurm, in namespaces of this machine:
+# absent, installed without the flag, and with the flag. The three take turns, so
+# that a change of the machine's load meets all of them.
+#
+#   bench/srun.sh [RUNS]          (default 25 of each)
+#
+# The machine's noise is in the table: the middle half of the runs (25 to 75 %)
+# and the ratio of two samples without the plugin. A difference smaller than
+# that is none. Exit code 77: no cluster is possible here.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+runs=${1:-25}
+sandbox=tests/sandbox/slurm-sandbox
+cargo build --release --lib --quiet
+library=$(realpath "${CARGO_TARGET_DIR:-target}/release/libpalingenesis.so")
+work=$(mktemp -d)
+chmod 711 "$work" # the cluster's user must get through
+dir=$work/cluster
+trap '"$sandbox" down --dir "$dir" >/dev/null 2>&1 || true; rm -rf -- "$work"' EXIT
+"$sandbox" up --dir "$dir" --nodes 2 >/dev/null
+
+# one SAMPLE [FLAG]: microseconds of one srun, measured inside the cluster.
+one() {
+    local took
+    took=$("$sandbox" run --dir "$dir" -- timeout -k 3 60 bash -c '
+        start=${EPOCHREALTIME/[.,]/}
+        srun -N2 -n4 "$@" /bin/true || exit
+        echo $((${EPOCHREALTIME/[.,]/} - start))' bash "${@:2}") || {
+        echo "srun: a run failed ($1)" >&2
+        exit 1
+    }
+    echo "$took" >>"$work/$1"
+}
+
+round() {
+    "$sandbox" plugstack --dir "$dir"
+    one absent
+    one absent-again
+    "$sandbox" plugstack --dir "$dir" "optional $library"
+    one installed
+    one flag --palingenesis
+}
+
+round # the first of each warms caches up
+rm -f "$work"/absent "$work"/absent-again "$work"/installed "$work"/flag
+for ((run = 0; run < runs; run++)); do
+    round
+done
+
+# percentile FILE P
+percentile() { sort -n "$1" | awk -v p="$2" '{ v[NR] = $1 } END { i = int((NR - 1) * p / 100 + 0.5) + 1; print v[i] }'; }
+
+base=$(percentile "$work/absent" 50)
+printf '%-26s %10s %18s %10s\n' "srun -N2 -n4 /bin/true" "median ms" "25-75 % ms" "ratio"
+for sample in absent absent-again installed flag; do
+    case $sample in
+    absent) label='plugin absent' ;;
+    absent-again) label='plugin absent, again' ;;
+    installed) label='installed, without flag' ;;
+    flag) label='with --palingenesis' ;;
+    esac
+    awk -v label="$label" -v m="$(percentile "$work/$sample" 50)" -v l="$(percentile "$work/$sample" 25)" \
+        -v h="$(percentile "$work/$sample" 75)" -v b="$base" \
+        'BEGIN { printf "%-26s %10.1f %9.1f - %6.1f %10.3f\n", label, m / 1000, l / 1000, h / 1000, m / b }'
+done

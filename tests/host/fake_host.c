@@ -1,0 +1,1085 @@
+/*
+ * A program that behaves towards the plugin as srun, sbatch, slurmstepd and
+ * slurmd do, and worse: every SPANK call can be made to fail, every allocation
+ * is counted, and what a hook may not touch is compared before and after it.
+ *
+ *   fake_host PLUGIN all          every scenario, each in a process of its own
+ *   fake_host PLUGIN bare         a host without any SPANK function
+ *   fake_host PLUGIN bench CONTEXT unused|flag ROUNDS
+ *                                 one context's hooks, for callgrind
+ *
+ * Exit code 0: all laws held. What spank_* return is taken from slurm/spank.h
+ * and src/common/spank.c of Slurm 22.05. What this cannot show: Slurm's own
+ * threads, users and cgroups; the tests with a real cluster do.
+ *
+ * FAKE_HOST_NO_COUNT=1: allocations are not counted (valgrind replaces malloc).
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <slurm/slurm.h>
+#include <slurm/slurm_errno.h>
+#include <slurm/spank.h>
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define EX_CONFIG 78
+#define SPEC "SLURM_PALINGENESIS_SPEC"
+#define REFUSAL "SLURM_PALINGENESIS_REFUSAL"
+
+/* ------------------------------------------------------------ allocations */
+
+extern void *__libc_malloc(size_t);
+extern void *__libc_calloc(size_t, size_t);
+extern void *__libc_realloc(void *, size_t);
+extern void *__libc_memalign(size_t, size_t);
+
+static bool counting;
+static unsigned long allocations;
+
+void *malloc(size_t size)
+{
+    allocations += counting;
+    return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    allocations += counting;
+    return __libc_calloc(count, size);
+}
+
+void *realloc(void *old, size_t size)
+{
+    allocations += counting;
+    return __libc_realloc(old, size);
+}
+
+void *memalign(size_t alignment, size_t size)
+{
+    allocations += counting;
+    return __libc_memalign(alignment, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size)
+{
+    allocations += counting;
+    return __libc_memalign(alignment, size);
+}
+
+int posix_memalign(void **result, size_t alignment, size_t size)
+{
+    allocations += counting;
+    *result = __libc_memalign(alignment, size);
+    return *result ? 0 : ENOMEM;
+}
+
+/* -------------------------------------------------------- Slurm's functions */
+
+/* What the host is, and what goes wrong in it. */
+static struct {
+    spank_context_t context;
+    uint32_t job_id, step_id, nodes, local_tasks;
+    int task_id;
+    int argc;
+    char **argv;
+    char *env[128];
+    int item_error[64]; /* by item; 0: none */
+    int all_items_error, getenv_error, setenv_error, unsetenv_error, register_error;
+    bool env_null, argv_null, no_layout;
+    struct spank_option option;
+    unsigned options, logged, set, unset, layouts, freed;
+} host;
+
+static int find_env(const char *name)
+{
+    size_t length = strlen(name);
+    for (int i = 0; host.env[i]; i++)
+        if (strncmp(host.env[i], name, length) == 0 && host.env[i][length] == '=')
+            return i;
+    return -1;
+}
+
+static const char *env_value(const char *name)
+{
+    int i = find_env(name);
+    return i < 0 ? NULL : strchr(host.env[i], '=') + 1;
+}
+
+static void put_env(const char *name, const char *value)
+{
+    char *pair;
+    if (asprintf(&pair, "%s=%s", name, value) < 0)
+        abort();
+    int i = find_env(name);
+    if (i < 0) {
+        for (i = 0; host.env[i]; i++)
+            ;
+        if (i + 1 >= (int)COUNT(host.env))
+            abort();
+    }
+    host.env[i] = pair; /* an old one is left: hooks may hold it */
+}
+
+spank_context_t spank_context(void)
+{
+    return host.context;
+}
+
+spank_err_t spank_option_register(spank_t spank, struct spank_option *option)
+{
+    if (host.register_error)
+        return host.register_error;
+    if (!option || !option->name || !option->usage || !option->cb || strlen(option->name) > SPANK_OPTION_MAXLEN)
+        abort(); /* Slurm would not take it */
+    host.option = *option;
+    host.options++;
+    return ESPANK_SUCCESS;
+}
+
+spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...)
+{
+    int error = host.all_items_error ? host.all_items_error : host.item_error[item];
+    if (error)
+        return error;
+    if (host.context != S_CTX_REMOTE && host.context != S_CTX_LOCAL)
+        return ESPANK_NOT_AVAIL;
+    va_list list;
+    va_start(list, item);
+    spank_err_t code = ESPANK_SUCCESS;
+    switch (item) {
+    case S_JOB_ID:
+        *va_arg(list, uint32_t *) = host.job_id;
+        break;
+    case S_JOB_STEPID:
+        *va_arg(list, uint32_t *) = host.step_id;
+        break;
+    case S_JOB_NNODES:
+        *va_arg(list, uint32_t *) = host.nodes;
+        break;
+    case S_JOB_NODEID:
+        *va_arg(list, uint32_t *) = 0;
+        break;
+    case S_JOB_LOCAL_TASK_COUNT:
+        *va_arg(list, uint32_t *) = host.local_tasks;
+        break;
+    case S_TASK_ID:
+        *va_arg(list, int *) = host.task_id;
+        break;
+    case S_JOB_ARGV:
+        *va_arg(list, int *) = host.argc;
+        *va_arg(list, char ***) = host.argv_null ? NULL : host.argv;
+        break;
+    case S_JOB_ENV: /* success without data is what srun gives */
+        *va_arg(list, char ***) = host.env_null || host.context == S_CTX_LOCAL ? NULL : host.env;
+        break;
+    default:
+        code = ESPANK_NOT_AVAIL;
+    }
+    va_end(list);
+    return code;
+}
+
+spank_err_t spank_getenv(spank_t spank, const char *name, char *buffer, int length)
+{
+    if (host.getenv_error)
+        return host.getenv_error;
+    if (host.context != S_CTX_REMOTE)
+        return ESPANK_NOT_REMOTE;
+    const char *value = env_value(name);
+    if (!value)
+        return ESPANK_ENV_NOEXIST;
+    if (length <= 0)
+        return ESPANK_BAD_ARG;
+    strncpy(buffer, value, length);
+    buffer[length - 1] = '\0';
+    return strlen(value) >= (size_t)length ? ESPANK_NOSPACE : ESPANK_SUCCESS;
+}
+
+spank_err_t spank_setenv(spank_t spank, const char *name, const char *value, int overwrite)
+{
+    host.set++;
+    if (host.setenv_error)
+        return host.setenv_error;
+    if (host.context != S_CTX_REMOTE)
+        return ESPANK_NOT_REMOTE;
+    if (!name || !value || strchr(name, '='))
+        return ESPANK_BAD_ARG;
+    if (env_value(name) && !overwrite)
+        return ESPANK_ENV_EXISTS;
+    put_env(name, value);
+    return ESPANK_SUCCESS;
+}
+
+spank_err_t spank_unsetenv(spank_t spank, const char *name)
+{
+    host.unset++;
+    if (host.unsetenv_error)
+        return host.unsetenv_error;
+    if (host.context != S_CTX_REMOTE)
+        return ESPANK_NOT_REMOTE;
+    int i = find_env(name);
+    if (i >= 0)
+        for (; host.env[i]; i++)
+            host.env[i] = host.env[i + 1];
+    return ESPANK_SUCCESS;
+}
+
+const char *spank_strerror(spank_err_t code)
+{
+    return code == ESPANK_NOT_AVAIL ? "Not available in this callback" : "Generic error";
+}
+
+void slurm_spank_log(const char *format, ...)
+{
+    bool before = counting;
+    counting = false;
+    host.logged++;
+    va_list list;
+    va_start(list, format);
+    vfprintf(stderr, format, list);
+    va_end(list);
+    fputc('\n', stderr);
+    counting = before;
+}
+
+void slurm_error(const char *format, ...)
+{
+    (void)format;
+    host.logged++;
+}
+
+/* Of libslurmfull; srun has them. */
+slurm_step_layout_t *slurm_job_step_layout_get(slurm_step_id_t *step)
+{
+    if (host.no_layout || step->job_id != host.job_id || step->step_id != host.step_id)
+        return NULL;
+    host.layouts++;
+    return malloc(1); /* its fields are nobody's business */
+}
+
+void slurm_job_step_layout_free(slurm_step_layout_t *layout)
+{
+    host.freed++;
+    free(layout);
+}
+
+char *slurm_step_layout_host_name(slurm_step_layout_t *layout, int task)
+{
+    static char name[] = "node1";
+    (void)layout;
+    return task == 0 ? name : NULL;
+}
+
+int slurm_load_node_single(node_info_msg_t **message, char *name, uint16_t flags)
+{
+    (void)flags;
+    if (host.no_layout || strcmp(name, "node1"))
+        return SLURM_ERROR;
+    *message = calloc(1, sizeof **message);
+    return SLURM_SUCCESS;
+}
+
+void slurm_print_node_info_msg(FILE *out, node_info_msg_t *message, int one_line)
+{
+    (void)message, (void)one_line;
+    fputs("NodeName=node1 NodeAddr=192.0.2.7 NodeHostName=node1\n", out);
+}
+
+void slurm_free_node_info_msg(node_info_msg_t *message)
+{
+    free(message);
+}
+
+/* ------------------------------------------------------------------ checks */
+
+static void *plugin;
+static const char *scenario;
+static bool count_valid = true;
+
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s: %s:%d: %s: ", scenario, __FILE__, __LINE__, #condition);                              \
+            fprintf(stderr, __VA_ARGS__);                                                                              \
+            fputc('\n', stderr);                                                                                       \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+/* What no hook may change. */
+struct state {
+    struct rlimit limits[RLIM_NLIMITS];
+    int descriptors[256];
+    struct sigaction actions[NSIG];
+    sigset_t mask;
+    mode_t umask;
+    int threads;
+    char cwd[256];
+};
+
+static int count_threads(void)
+{
+    FILE *status = fopen("/proc/self/status", "r");
+    char line[256];
+    int threads = -1;
+    while (status && fgets(line, sizeof line, status))
+        if (sscanf(line, "Threads: %d", &threads) == 1)
+            break;
+    if (status)
+        fclose(status);
+    return threads;
+}
+
+static void look(struct state *state)
+{
+    memset(state, 0, sizeof *state);
+    for (int i = 0; i < (int)RLIM_NLIMITS; i++)
+        getrlimit(i, &state->limits[i]);
+    for (int i = 0; i < (int)COUNT(state->descriptors); i++)
+        state->descriptors[i] = fcntl(i, F_GETFD);
+    for (int i = 1; i < NSIG; i++)
+        sigaction(i, NULL, &state->actions[i]);
+    sigprocmask(SIG_SETMASK, NULL, &state->mask);
+    state->umask = umask(0);
+    umask(state->umask);
+    state->threads = count_threads();
+    if (!getcwd(state->cwd, sizeof state->cwd))
+        abort();
+}
+
+static void same(const char *hook, const struct state *a, const struct state *b)
+{
+    CHECK(memcmp(a->limits, b->limits, sizeof a->limits) == 0, "%s changed a resource limit", hook);
+    for (int i = 0; i < (int)COUNT(a->descriptors); i++)
+        CHECK(a->descriptors[i] == b->descriptors[i], "%s: descriptor %d was %d, is %d", hook, i, a->descriptors[i],
+              b->descriptors[i]);
+    for (int i = 1; i < NSIG; i++)
+        CHECK(a->actions[i].sa_handler == b->actions[i].sa_handler, "%s changed the handling of signal %d", hook, i);
+    CHECK(memcmp(&a->mask, &b->mask, sizeof a->mask) == 0, "%s changed the signal mask", hook);
+    CHECK(a->umask == b->umask, "%s changed the umask", hook);
+    CHECK(a->threads == 1 && b->threads == 1, "%s: %d threads before, %d after", hook, a->threads, b->threads);
+    CHECK(strcmp(a->cwd, b->cwd) == 0, "%s changed the working directory", hook);
+}
+
+static const char *const HOOKS[] = {"init",         "init_post_opt", "local_user_init",      "job_prolog",
+                                    "user_init",    "task_init_privileged", "task_post_fork", "task_init",
+                                    "task_exit",    "exit",          "job_epilog",           "slurmd_exit"};
+
+/* Calls a hook if the plugin has it, as Slurm does. Returns its allocations. */
+static unsigned long call_with(const char *hook, int argc, char **argv)
+{
+    static char spank; /* opaque to plugins */
+    char symbol[64];
+    snprintf(symbol, sizeof symbol, "slurm_spank_%s", hook);
+    spank_f *function = (spank_f *)dlsym(plugin, symbol);
+    if (!function)
+        return 0;
+    struct state before, after;
+    look(&before);
+    unsigned long start = allocations;
+    counting = true;
+    int code = function((spank_t)&spank, argc, argv);
+    counting = false;
+    look(&after);
+    CHECK(code == 0, "%s returned %d", symbol, code);
+    same(hook, &before, &after);
+    return allocations - start;
+}
+
+static unsigned long call(const char *hook)
+{
+    return call_with(hook, 0, NULL);
+}
+
+/* The law of a plugin that is installed and not asked for. */
+static void idle(const char *hook, int argc, char **argv)
+{
+    char *environment[512];
+    int count = 0;
+    for (; environ && environ[count] && count < (int)COUNT(environment); count++)
+        environment[count] = environ[count];
+    unsigned set = host.set + host.unset, logged = host.logged;
+    unsigned long made = call_with(hook, argc, argv);
+    if (count_valid)
+        CHECK(made == 0, "%s made %lu allocations in context %d without the flag", hook, made, host.context);
+    CHECK(host.set + host.unset == set, "%s changed the job's environment without the flag", hook);
+    CHECK(host.logged == logged, "%s spoke without the flag", hook);
+    for (int i = 0; i < count; i++)
+        CHECK(environ[i] == environment[i], "%s changed the process's environment without the flag", hook);
+}
+
+static void option(const char *argument, int remote)
+{
+    CHECK(host.options, "no option is registered");
+    int code = host.option.cb(host.option.val, argument, remote);
+    CHECK(code == 0, "the callback returned %d", code);
+}
+
+/* Runs work in a child; its exit code, its stderr in text. */
+static int child(void (*work)(void), char *text, size_t size)
+{
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC))
+        abort();
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        alarm(60);
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]);
+        close(ends[1]);
+        work();
+        _exit(0);
+    }
+    close(ends[1]);
+    size_t have = 0;
+    ssize_t got;
+    while (have + 1 < size && (got = read(ends[0], text + have, size - 1 - have)) > 0)
+        have += got;
+    text[have] = '\0';
+    close(ends[0]);
+    int status;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void one_line(const char *what, const char *text)
+{
+    const char *end = strchr(text, '\n');
+    CHECK(end && end[1] == '\0', "%s: not exactly one line: '%s'", what, text);
+    CHECK(strncmp(text, "palingenesis: error: ", 21) == 0, "%s: '%s'", what, text);
+}
+
+/* A step of two tasks on one node; this process is its slurmstepd. */
+static void stepd(const char *spec)
+{
+    static char *command[] = {"/usr/bin/python3", "train.py", NULL};
+    host.context = S_CTX_REMOTE;
+    host.job_id = 4711;
+    host.step_id = 3;
+    host.nodes = 1;
+    host.local_tasks = 2;
+    host.argc = 2;
+    host.argv = command;
+    static const char *const pairs[][2] = {
+        {"SLURM_JOB_ID", "4711"},
+        {"SLURM_STEP_ID", "3"},
+        {"SLURM_STEP_NODELIST", "node1"},
+        {"SLURM_STEP_NUM_TASKS", "2"},
+        {"SLURM_STEP_TASKS_PER_NODE", "2"},
+        {"SLURM_NODEID", "0"},
+        {"SLURMD_NODENAME", "node1"},
+        {"HOME", "/root"},
+    };
+    for (size_t i = 0; i < COUNT(pairs); i++)
+        put_env(pairs[i][0], pairs[i][1]);
+    if (spec) {
+        put_env(SPEC, spec);
+        put_env("SLURM_PALINGENESIS_HOST", "node1");
+        put_env("SLURM_PALINGENESIS_ADDRESS", "192.0.2.7");
+    }
+}
+
+static void task(int rank)
+{
+    char number[16];
+    snprintf(number, sizeof number, "%d", rank);
+    host.task_id = rank;
+    put_env("SLURM_PROCID", number);
+    put_env("SLURM_LOCALID", number);
+}
+
+static void is(const char *name, const char *expected)
+{
+    const char *value = env_value(name);
+    CHECK(value && strcmp(value, expected) == 0, "%s is %s, not %s", name, value ? value : "(unset)", expected);
+}
+
+static void not_set(const char *name)
+{
+    CHECK(!env_value(name), "%s is %s", name, env_value(name));
+}
+
+/* --------------------------------------------------------------- scenarios */
+
+static char *no_words[] = {NULL};
+static char *gate_words[] = {"gate=5", "root=/", NULL};
+
+static void unused_in_its_sequence(void)
+{
+    static const struct {
+        spank_context_t context;
+        const char *hooks[8];
+    } sequences[] = {
+        {S_CTX_LOCAL, {"init", "init_post_opt", "local_user_init", "exit"}},
+        {S_CTX_LOCAL, {"init", "init_post_opt", "init_post_opt", "local_user_init", "exit"}},
+        {S_CTX_ALLOCATOR, {"init", "init_post_opt", "exit"}},
+        {S_CTX_SLURMD, {"init", "slurmd_exit"}},
+        {S_CTX_JOB_SCRIPT, {"job_prolog"}},
+        {S_CTX_JOB_SCRIPT, {"job_epilog"}},
+        {S_CTX_REMOTE,
+         {"init", "init_post_opt", "user_init", "task_init_privileged", "task_post_fork", "task_init", "task_exit",
+          "exit"}},
+    };
+    for (size_t i = 0; i < COUNT(sequences); i++) {
+        fflush(NULL);
+        pid_t pid = fork(); /* each in a fresh process: first calls are the expensive ones */
+        if (pid == 0) {
+            stepd(NULL);
+            task(0);
+            host.context = sequences[i].context;
+            for (int h = 0; h < 8 && sequences[i].hooks[h]; h++)
+                idle(sequences[i].hooks[h], 2, gate_words);
+            exit(0);
+        }
+        int status;
+        waitpid(pid, &status, 0);
+        CHECK(status == 0, "sequence %zu", i);
+    }
+}
+
+static void unused_every_hook_everywhere(void)
+{
+    static char *with_null[] = {"gate=5", NULL, "root=/", NULL};
+    stepd(NULL);
+    task(0);
+    for (int context = S_CTX_ERROR; context <= S_CTX_JOB_SCRIPT + 1; context++)
+        for (size_t h = 0; h < COUNT(HOOKS); h++) {
+            host.context = context;
+            idle(HOOKS[h], 0, NULL);
+            idle(HOOKS[h], 0, no_words);
+            idle(HOOKS[h], 3, NULL);
+            idle(HOOKS[h], -1, gate_words);
+            idle(HOOKS[h], 3, with_null);
+            idle(HOOKS[h], 2, gate_words);
+        }
+}
+
+static void unused_and_every_call_fails(void)
+{
+    stepd(NULL);
+    host.all_items_error = ESPANK_NOT_AVAIL;
+    host.getenv_error = ESPANK_BAD_ARG;
+    host.setenv_error = host.unsetenv_error = ESPANK_BAD_ARG;
+    for (int context = S_CTX_ERROR; context <= S_CTX_JOB_SCRIPT; context++)
+        for (size_t h = 0; h < COUNT(HOOKS); h++) {
+            host.context = context;
+            idle(HOOKS[h], 2, gate_words);
+        }
+}
+
+static void special_steps_have_no_ranks(void)
+{
+    /* slurm.h: SLURM_PENDING_STEP, EXTERN_CONT, BATCH_SCRIPT, INTERACTIVE_STEP */
+    static const uint32_t ids[] = {0xfffffffd, 0xfffffffc, 0xfffffffb, 0xfffffffa};
+    for (size_t i = 0; i < COUNT(ids); i++) {
+        stepd("show");
+        task(0);
+        host.step_id = ids[i];
+        call("init");
+        option("show", 1);
+        idle("init_post_opt", 2, gate_words);
+        idle("user_init", 2, gate_words);
+        idle("task_init", 2, gate_words);
+        idle("task_exit", 2, gate_words);
+        idle("exit", 2, gate_words);
+        not_set("RANK");
+    }
+}
+
+/* The three spellings of "no argument": NULL from srun, "" through the
+ * environment, "(null)" where Slurm prints a NULL into a variable. */
+static void the_option_without_an_argument(void)
+{
+    static const char *const spellings[] = {NULL, "", "(null)"};
+    host.context = S_CTX_LOCAL;
+    call("init");
+    CHECK(strcmp(host.option.name, "palingenesis") == 0 && host.option.has_arg == 2, "%s", host.option.name);
+    for (size_t i = 0; i < COUNT(spellings); i++)
+        for (int uses = 1; uses <= 3; uses++) {
+            unsetenv(SPEC);
+            for (int use = 0; use < uses; use++)
+                option(use + 1 < uses ? "fsdp" : spellings[i], 0);
+            call("init_post_opt");
+            CHECK(getenv(SPEC) && strcmp(getenv(SPEC), "default") == 0, "%zu, %d uses: %s", i, uses, getenv(SPEC));
+        }
+    option("megatron,port=12345", 0);
+    call("init_post_opt");
+    CHECK(getenv(SPEC) && strcmp(getenv(SPEC), "megatron,port=12345") == 0, "%s", getenv(SPEC));
+    option("off", 0);
+    call("init_post_opt");
+    CHECK(!getenv(SPEC), "%s", getenv(SPEC));
+}
+
+static void the_callback_in_slurmstepd_changes_nothing(void)
+{
+    static const char *const spellings[] = {NULL, "", "(null)", "fsdp", "nonsense"};
+    stepd(NULL);
+    task(0);
+    call("init");
+    for (size_t i = 0; i < COUNT(spellings); i++)
+        for (int use = 0; use < 2; use++)
+            option(spellings[i], 1);
+    idle("init_post_opt", 0, NULL);
+    idle("user_init", 0, NULL);
+    idle("task_init", 0, NULL);
+    not_set("RANK");
+}
+
+static void srun_hands_rank_0_over(void)
+{
+    host.context = S_CTX_LOCAL;
+    host.job_id = 4711;
+    host.nodes = 2;
+    call("init");
+    option(NULL, 0);
+    call("init_post_opt");
+    call("local_user_init");
+    const char *name = getenv("SLURM_PALINGENESIS_HOST"), *address = getenv("SLURM_PALINGENESIS_ADDRESS");
+    CHECK(name && strcmp(name, "node1") == 0, "%s", name);
+    CHECK(address && strcmp(address, "192.0.2.7") == 0, "%s", address);
+    CHECK(host.layouts == host.freed, "%u layouts, %u freed", host.layouts, host.freed);
+    CHECK(!getenv(REFUSAL), "%s", getenv(REFUSAL));
+    call("exit");
+}
+
+static void srun_without_a_controller(void)
+{
+    host.context = S_CTX_LOCAL;
+    host.no_layout = true;
+    setenv("SLURM_PALINGENESIS_HOST", "of-an-outer-step", 1);
+    setenv("PALINGENESIS", "show", 1);
+    call("init");
+    call("init_post_opt");
+    call("local_user_init");
+    CHECK(getenv(SPEC) && !getenv("SLURM_PALINGENESIS_HOST"), "a host of an outer step is left");
+    call("exit");
+}
+
+/* The step exists: ending srun would leave it, so the tasks are to refuse. */
+static void srun_whose_items_fail(void)
+{
+    host.context = S_CTX_LOCAL;
+    call("init");
+    option("", 0);
+    call("init_post_opt");
+    host.all_items_error = ESPANK_NOT_AVAIL;
+    call("local_user_init");
+    const char *line = getenv(REFUSAL);
+    CHECK(line && strncmp(line, "palingenesis: error: ", 21) == 0 && !strchr(line, '\n'), "%s", line);
+}
+
+static const char *given;
+static bool given_by_variable;
+static spank_context_t given_in;
+
+static void submit(void)
+{
+    host.context = given_in;
+    if (given_by_variable)
+        setenv("PALINGENESIS", given, 1);
+    call("init");
+    if (!given_by_variable && host.options)
+        option(given, 0);
+    call("init_post_opt");
+    if (given_in == S_CTX_LOCAL)
+        call("local_user_init");
+    call("exit");
+}
+
+static void a_bad_spec_refuses_before_anything_is_asked_for(void)
+{
+    static const char *const bad[] = {"nonsense", "port=1", "master=", "=", "port=1,port=2", "profile", "\xff\xfe"};
+    char text[8192];
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        given = bad[i];
+        for (int variable = 0; variable < 2; variable++) {
+            given_by_variable = variable;
+            given_in = S_CTX_LOCAL;
+            int code = child(submit, text, sizeof text);
+            CHECK(code == EX_CONFIG, "srun, %s: exit code %d, '%s'", given, code, text);
+            one_line(given, text);
+            given_in = S_CTX_ALLOCATOR;
+            code = child(submit, text, sizeof text);
+            if (variable) /* the batch script may still change its environment */
+                CHECK(code == 0 && strstr(text, "warning"), "sbatch, %s: exit code %d, '%s'", given, code, text);
+            else
+                CHECK(code == EX_CONFIG, "sbatch, %s: exit code %d, '%s'", given, code, text);
+        }
+    }
+    static char huge[100000];
+    memset(huge, 'x', sizeof huge - 1);
+    given = huge;
+    given_by_variable = false;
+    given_in = S_CTX_LOCAL;
+    int code = child(submit, text, sizeof text);
+    CHECK(code == EX_CONFIG, "a huge argument: exit code %d", code);
+    one_line("a huge argument", text);
+    given = "fsdp";
+    given_in = S_CTX_ALLOCATOR;
+    CHECK(child(submit, text, sizeof text) == 0 && !*text, "sbatch --palingenesis=fsdp: '%s'", text);
+}
+
+static void an_option_that_slurm_did_not_take(void)
+{
+    char text[8192];
+    host.register_error = ESPANK_BAD_ARG;
+    given = "fsdp";
+    given_by_variable = true;
+    given_in = S_CTX_LOCAL;
+    int code = child(submit, text, sizeof text);
+    CHECK(code == EX_CONFIG, "exit code %d, '%s'", code, text);
+    one_line("PALINGENESIS=fsdp", text);
+    given = "off";
+    code = child(submit, text, sizeof text);
+    CHECK(code == 0 && !*text, "off: exit code %d, '%s'", code, text);
+    given_by_variable = false;
+    code = child(submit, text, sizeof text);
+    CHECK(code == 0 && !*text, "without the flag: exit code %d, '%s'", code, text);
+}
+
+static void run_task_0(void)
+{
+    task(0);
+    call("task_init");
+}
+
+static void run_task_1(void)
+{
+    task(1);
+    call("task_init");
+}
+
+/* Runs both tasks of the step at once, as slurmstepd does. */
+static void both(int codes[2], char texts[2][8192])
+{
+    static void (*const work[])(void) = {run_task_0, run_task_1};
+    int ends[2][2];
+    pid_t pids[2];
+    for (int i = 0; i < 2; i++) {
+        if (pipe2(ends[i], O_CLOEXEC))
+            abort();
+        fflush(NULL);
+        pids[i] = fork();
+        if (pids[i] == 0) {
+            alarm(60);
+            dup2(ends[i][1], STDERR_FILENO);
+            work[i]();
+            char rank[16];
+            snprintf(rank, sizeof rank, "%d", i);
+            if (env_value("RANK")) {
+                is("RANK", rank);
+                is("WORLD_SIZE", "2");
+                is("LOCAL_RANK", rank);
+                is("LOCAL_WORLD_SIZE", "2");
+                CHECK(env_value("MASTER_ADDR") && env_value("MASTER_PORT"), "no place to meet");
+                not_set(SPEC);
+                not_set("SLURM_PALINGENESIS_HOST");
+                not_set("SLURM_PALINGENESIS_ADDRESS");
+                _exit(0);
+            }
+            _exit(99); /* would run without its variables, and nobody would know */
+        }
+        close(ends[i][1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        size_t have = 0;
+        ssize_t got;
+        while (have + 1 < 8192 && (got = read(ends[i][0], texts[i] + have, 8191 - have)) > 0)
+            have += got;
+        texts[i][have] = '\0';
+        close(ends[i][0]);
+        int status;
+        waitpid(pids[i], &status, 0);
+        codes[i] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+}
+
+static void end_of_step(void)
+{
+    for (int i = 0; i < 2; i++) {
+        task(i);
+        call("task_exit");
+    }
+    call("exit");
+}
+
+static void tasks_get_their_ranks(void)
+{
+    int codes[2];
+    char texts[2][8192];
+    stepd("default");
+    call("init");
+    option(NULL, 1);
+    option("", 1);
+    call_with("init_post_opt", 2, gate_words);
+    unsigned long made = call_with("user_init", 2, gate_words);
+    if (count_valid)
+        CHECK(made > 0, "nothing is counted: is malloc interposed?");
+    both(codes, texts);
+    for (int i = 0; i < 2; i++)
+        CHECK(codes[i] == 0 && !*texts[i], "task %d: exit code %d, '%s'", i, codes[i], texts[i]);
+    end_of_step();
+}
+
+static void tasks_without_user_init(void)
+{
+    int codes[2];
+    char texts[2][8192];
+    stepd("fsdp,master=192.0.2.9,port=23456");
+    both(codes, texts);
+    for (int i = 0; i < 2; i++)
+        CHECK(codes[i] == 0 && !*texts[i], "task %d: exit code %d, '%s'", i, codes[i], texts[i]);
+    end_of_step();
+}
+
+/* What goes wrong before the tasks is told by them, with exit code 78: by one of
+ * them, or, where not even the number of tasks is known, by each. */
+enum outcome { WORKS, REFUSES, EACH_REFUSES };
+
+static void with_a_fault(const char *what, enum outcome expected)
+{
+    int codes[2];
+    char texts[2][8192];
+    scenario = what;
+    call("init");
+    call_with("init_post_opt", 2, gate_words);
+    call_with("user_init", 2, gate_words);
+    both(codes, texts);
+    char said[16384];
+    snprintf(said, sizeof said, "%s%s", texts[0], texts[1]);
+    for (int i = 0; i < 2; i++)
+        CHECK(codes[i] == (expected == WORKS ? 0 : EX_CONFIG), "task %d: exit code %d, '%s'", i, codes[i], said);
+    if (expected == REFUSES)
+        one_line(what, said);
+    for (int i = 0; expected == EACH_REFUSES && i < 2; i++)
+        one_line(what, texts[i]);
+    end_of_step();
+}
+
+#define FAULT(name, expected, ...)                                                                                     \
+    static void name(void)                                                                                             \
+    {                                                                                                                  \
+        stepd("default");                                                                                              \
+        __VA_ARGS__;                                                                                                   \
+        with_a_fault(#name, expected);                                                                                 \
+    }
+
+static char *early_end[] = {"python3", NULL};
+static char strange_name[] = "=strange", no_equals[] = "no equals sign", empty[] = "", bytes[] = "BYTES=\xff\xfe\x80";
+static char huge_value[1 << 20];
+
+static void strange_entries(void)
+{
+    static char *const entries[] = {strange_name, no_equals, empty, bytes, huge_value};
+    memset(huge_value, 'x', sizeof huge_value - 1);
+    memcpy(huge_value, "HUGE=", 5);
+    int i = 0;
+    while (host.env[i])
+        i++;
+    for (size_t e = 0; e < COUNT(entries); e++)
+        host.env[i++] = entries[e];
+    host.env[i] = NULL;
+}
+
+FAULT(argv_is_null, WORKS, host.argv_null = true)
+FAULT(argv_is_an_error, WORKS, host.item_error[S_JOB_ARGV] = ESPANK_NOT_AVAIL)
+FAULT(argv_ends_early, WORKS, host.argv = early_end; host.argc = 100)
+FAULT(argc_is_negative, WORKS, host.argc = -5)
+FAULT(the_environment_has_strange_entries, WORKS, strange_entries())
+FAULT(the_environment_is_null, REFUSES, host.env_null = true)
+FAULT(the_environment_is_an_error, REFUSES, host.item_error[S_JOB_ENV] = ESPANK_NOT_AVAIL)
+FAULT(the_step_id_is_an_error, WORKS, host.item_error[S_JOB_STEPID] = ESPANK_NOT_AVAIL)
+FAULT(the_task_count_is_an_error, EACH_REFUSES, host.item_error[S_JOB_LOCAL_TASK_COUNT] = ESPANK_NOT_AVAIL)
+FAULT(the_task_count_is_absurd, EACH_REFUSES, host.local_tasks = 0xffffffff)
+FAULT(the_task_id_is_an_error, WORKS, host.item_error[S_TASK_ID] = ESPANK_NOT_TASK)
+FAULT(every_item_is_an_error, EACH_REFUSES, host.all_items_error = ESPANK_NOT_AVAIL)
+FAULT(the_error_is_negative, EACH_REFUSES, host.all_items_error = -1)
+FAULT(setenv_fails, REFUSES, host.setenv_error = ESPANK_BAD_ARG)
+FAULT(unsetenv_fails, REFUSES, host.unsetenv_error = ESPANK_BAD_ARG)
+FAULT(the_rank_is_no_number, REFUSES, put_env("SLURM_STEP_NUM_TASKS", "two"))
+FAULT(the_spec_is_nonsense, REFUSES, put_env(SPEC, "no\nsense"))
+FAULT(srun_refused, REFUSES, put_env(REFUSAL, "palingenesis: error: srun says no"))
+
+/* Hooks of a task that Slurm calls in a strange order, or again. */
+static void hooks_out_of_order(void)
+{
+    char text[8192];
+    stepd("default");
+    host.local_tasks = 1;
+    put_env("SLURM_STEP_NUM_TASKS", "1");
+    put_env("SLURM_STEP_TASKS_PER_NODE", "1");
+    call("exit");
+    task(0);
+    call("task_exit");
+    call("user_init");
+    call("user_init");
+    int code = child(run_task_0, text, sizeof text);
+    CHECK(code == 0 && !*text, "exit code %d, '%s'", code, text);
+    task(1000);
+    call("task_exit");
+    task(-1);
+    call("task_exit");
+    call("exit");
+    call("exit");
+    call("init");
+    call("init");
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} SCENARIOS[] = {
+#define S(name) {#name, name}
+    S(unused_in_its_sequence),
+    S(unused_every_hook_everywhere),
+    S(unused_and_every_call_fails),
+    S(special_steps_have_no_ranks),
+    S(the_option_without_an_argument),
+    S(the_callback_in_slurmstepd_changes_nothing),
+    S(srun_hands_rank_0_over),
+    S(srun_without_a_controller),
+    S(srun_whose_items_fail),
+    S(a_bad_spec_refuses_before_anything_is_asked_for),
+    S(an_option_that_slurm_did_not_take),
+    S(tasks_get_their_ranks),
+    S(tasks_without_user_init),
+    S(argv_is_null),
+    S(argv_is_an_error),
+    S(argv_ends_early),
+    S(argc_is_negative),
+    S(the_environment_has_strange_entries),
+    S(the_environment_is_null),
+    S(the_environment_is_an_error),
+    S(the_step_id_is_an_error),
+    S(the_task_count_is_an_error),
+    S(the_task_count_is_absurd),
+    S(the_task_id_is_an_error),
+    S(every_item_is_an_error),
+    S(the_error_is_negative),
+    S(setenv_fails),
+    S(unsetenv_fails),
+    S(the_rank_is_no_number),
+    S(the_spec_is_nonsense),
+    S(srun_refused),
+    S(hooks_out_of_order),
+};
+
+static int all(void)
+{
+    int failed = 0;
+    for (size_t i = 0; i < COUNT(SCENARIOS); i++) {
+        fflush(NULL);
+        pid_t pid = fork();
+        if (pid == 0) {
+            alarm(120);
+            scenario = SCENARIOS[i].name;
+            SCENARIOS[i].run();
+            exit(0);
+        }
+        int status;
+        waitpid(pid, &status, 0);
+        if (status != 0) {
+            failed++;
+            printf("FAILED %s (status %#x)\n", SCENARIOS[i].name, status);
+        } else {
+            printf("ok %s\n", SCENARIOS[i].name);
+        }
+    }
+    return failed != 0;
+}
+
+/* A program that is none of Slurm's: built without exported functions. */
+static int bare(void)
+{
+    scenario = "bare";
+    CHECK(!dlsym(RTLD_DEFAULT, "spank_context"), "this program exports SPANK functions");
+    setenv("PALINGENESIS", "nonsense", 1);
+    for (size_t h = 0; h < COUNT(HOOKS); h++)
+        call_with(HOOKS[h], 2, gate_words);
+    return 0;
+}
+
+static void bench(const char *context, bool flag, int rounds)
+{
+    scenario = "bench";
+    stepd(flag ? "default" : NULL);
+    host.local_tasks = 1;
+    put_env("SLURM_STEP_NUM_TASKS", "1");
+    put_env("SLURM_STEP_TASKS_PER_NODE", "1");
+    task(0);
+    for (int round = 0; round < rounds; round++) {
+        if (strcmp(context, "local") == 0) {
+            host.context = S_CTX_LOCAL;
+            call("init");
+            if (flag)
+                option(NULL, 0);
+            call("init_post_opt");
+            call("local_user_init");
+            call("exit");
+        } else if (strcmp(context, "allocator") == 0) {
+            host.context = S_CTX_ALLOCATOR;
+            call("init");
+            if (flag)
+                option(NULL, 0);
+            call("init_post_opt");
+            call("exit");
+        } else {
+            host.context = S_CTX_REMOTE;
+            if (flag)
+                put_env(SPEC, "default");
+            call("init");
+            if (flag)
+                option(NULL, 1);
+            call("init_post_opt");
+            call("user_init");
+            call("task_init");
+            call("task_exit");
+            call("exit");
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 3) {
+        fprintf(stderr, "usage: fake_host PLUGIN all|bare|bench CONTEXT unused|flag ROUNDS\n");
+        return 2;
+    }
+    count_valid = !getenv("FAKE_HOST_NO_COUNT");
+    unsetenv("PALINGENESIS");
+    setvbuf(stdout, NULL, _IONBF, 0);
+    plugin = dlopen(argv[1], RTLD_LAZY); /* as Slurm opens plugins */
+    if (!plugin) {
+        fprintf(stderr, "%s\n", dlerror());
+        return 1;
+    }
+    const char *type = dlsym(plugin, "plugin_type");
+    if (!type || strcmp(type, "spank") || !dlsym(plugin, "plugin_name") || !dlsym(plugin, "plugin_version")) {
+        fprintf(stderr, "%s: not a SPANK plugin\n", argv[1]);
+        return 1;
+    }
+    if (strcmp(argv[2], "all") == 0)
+        return all();
+    if (strcmp(argv[2], "bare") == 0)
+        return bare();
+    if (strcmp(argv[2], "bench") == 0 && argc == 6) {
+        bench(argv[3], strcmp(argv[4], "flag") == 0, atoi(argv[5]));
+        return 0;
+    }
+    return 2;
+}
