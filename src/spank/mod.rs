@@ -158,7 +158,8 @@ fn enter(hook: Hook, raw: ffi::spank_t, count: c_int, words: *mut *mut c_char) -
 
 fn dispatch(hook: Hook, context: Context, handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     match (context, hook) {
-        (Context::Local | Context::Allocator | Context::Remote | Context::Slurmd, Hook::Init) => {
+        (Context::Local, Hook::Init) => srun::init(handle),
+        (Context::Allocator | Context::Remote | Context::Slurmd, Hook::Init) => {
             handle.register_option(&srun::OPTION)?;
             Ok(())
         }
@@ -180,8 +181,12 @@ fn dispatch(hook: Hook, context: Context, handle: Handle, arguments: Arguments) 
 /// What a failure means, by where it happened.
 fn failed(hook: Hook, context: Context, handle: Handle, failure: &Failure) {
     match (context, hook) {
-        // Told when the flag turns out to be given.
-        (Context::Local | Context::Allocator, Hook::Init) => kept::keep(line(hook, failure)),
+        // Told when the flag turns out to be given. Without the option Slurm would
+        // speak of an unknown one.
+        (Context::Local | Context::Allocator, Hook::Init) => {
+            kept::keep(line(hook, failure));
+            let _ = srun::init(handle);
+        }
         (Context::Local | Context::Allocator, Hook::InitPostOpt) if srun::flag_given() => {
             srun::refuse(&line(hook, failure))
         }
