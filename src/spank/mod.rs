@@ -134,17 +134,26 @@ fn line(hook: Hook, failure: &Failure) -> String {
 
 /// Every hook comes through here.
 fn enter(hook: Hook, raw: ffi::spank_t, count: c_int, words: *mut *mut c_char) -> c_int {
+    // Nothing may unwind into Slurm, not even from what surrounds the hook.
+    let _ = catch_unwind(|| run(hook, raw, count, words));
+    0
+}
+
+fn run(hook: Hook, raw: ffi::spank_t, count: c_int, words: *mut *mut c_char) {
     kept::install_panic_hook();
     // SAFETY: Slurm passes its handle to the hook that is now running.
     let handle = unsafe { Handle::new(raw) };
     let arguments = Arguments { count, words };
     let context = host::context();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
+        if (context, hook) == (Context::Remote, Hook::TaskInit) {
+            task::make_killable(handle);
+        }
         fault::inject(hook, context, handle, arguments)?;
         dispatch(hook, context, handle, arguments)
     }));
     let failure = match outcome {
-        Ok(Ok(())) => return 0,
+        Ok(Ok(())) => return,
         Ok(Err(failure)) => failure,
         Err(_) => Failure::Fault(kept::last_panic()),
     };
@@ -153,7 +162,6 @@ fn enter(hook: Hook, raw: ffi::spank_t, count: c_int, words: *mut *mut c_char) -
     if told.is_err() && (context, hook) == (Context::Remote, Hook::TaskInit) && slurmstepd::active() {
         crate::system::output::exit_now(crate::EXIT_REFUSED);
     }
-    0
 }
 
 fn dispatch(hook: Hook, context: Context, handle: Handle, arguments: Arguments) -> Result<(), Failure> {
@@ -203,7 +211,7 @@ fn failed(hook: Hook, context: Context, handle: Handle, failure: &Failure) {
         // A task that has taken srun's words out of its environment is known by
         // its slurmstepd, one before that by the words.
         (Context::Remote, Hook::TaskInit) if slurmstepd::active() || task::flag_given(handle) => {
-            task::refuse(&line(hook, failure))
+            task::refuse(&kept::first().unwrap_or_else(|| line(hook, failure)))
         }
         (Context::Remote, Hook::TaskExit | Hook::Exit) if slurmstepd::active() => {
             host::log(line(hook, failure).trim_end())
