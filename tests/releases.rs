@@ -11,7 +11,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Sandbox, root, target};
+use common::{Sandbox, readable_by_all, root, target};
 
 fn tree(suite: &str) -> Option<PathBuf> {
     let roots = std::env::var_os("PALINGENESIS_ROOTS").unwrap_or_else(|| "/var/cache/palingenesis-roots".into());
@@ -33,7 +33,7 @@ fn stamped(release: &str) -> PathBuf {
         .status()
         .expect("cargo runs");
     assert!(status.success());
-    folder.join("debug/libpalingenesis.so")
+    readable_by_all(folder.join("debug/libpalingenesis.so"))
 }
 
 /// Prints the places of a step's tasks, sorted.

@@ -47,10 +47,7 @@ fn selected(selector: &str, context: Context, handle: Handle) -> bool {
     match selector.split_once('=') {
         Some(("context", name)) => format!("{context:?}").eq_ignore_ascii_case(name),
         Some(("node", index)) => handle.node_index().ok() == number(index),
-        Some(("rank", rank)) => {
-            let environment = handle.environment().unwrap_or_default();
-            environment.get("SLURM_PROCID").and_then(number) == number(rank)
-        }
+        Some(("rank", rank)) => handle.task_rank().ok() == number(rank),
         _ => false,
     }
 }

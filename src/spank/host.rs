@@ -209,6 +209,13 @@ impl Handle {
         unsafe { self.item("S_JOB_NODEID", ffi::S_JOB_NODEID, 0u32) }
     }
 
+    #[cfg(feature = "fault-injection")]
+    /// S_TASK_GLOBAL_ID: the task's rank, outside het steps; in the task hooks.
+    pub fn task_rank(self) -> Result<u32, SpankError> {
+        // SAFETY: uint32_t *.
+        unsafe { self.item("S_TASK_GLOBAL_ID", ffi::S_TASK_GLOBAL_ID, 0u32) }
+    }
+
     /// S_JOB_LOCAL_TASK_COUNT: tasks of this slurmstepd.
     pub fn local_tasks(self) -> Result<u32, SpankError> {
         // SAFETY: uint32_t *.

@@ -134,17 +134,26 @@ fn line(hook: Hook, failure: &Failure) -> String {
 
 /// Every hook comes through here.
 fn enter(hook: Hook, raw: ffi::spank_t, count: c_int, words: *mut *mut c_char) -> c_int {
+    // Nothing may unwind into Slurm, not even from what surrounds the hook.
+    let _ = catch_unwind(|| run(hook, raw, count, words));
+    0
+}
+
+fn run(hook: Hook, raw: ffi::spank_t, count: c_int, words: *mut *mut c_char) {
     kept::install_panic_hook();
     // SAFETY: Slurm passes its handle to the hook that is now running.
     let handle = unsafe { Handle::new(raw) };
     let arguments = Arguments { count, words };
     let context = host::context();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
+        if (context, hook) == (Context::Remote, Hook::TaskInit) {
+            task::make_killable(handle);
+        }
         fault::inject(hook, context, handle, arguments)?;
         dispatch(hook, context, handle, arguments)
     }));
     let failure = match outcome {
-        Ok(Ok(())) => return 0,
+        Ok(Ok(())) => return,
         Ok(Err(failure)) => failure,
         Err(_) => Failure::Fault(kept::last_panic()),
     };
@@ -153,12 +162,12 @@ fn enter(hook: Hook, raw: ffi::spank_t, count: c_int, words: *mut *mut c_char) -
     if told.is_err() && (context, hook) == (Context::Remote, Hook::TaskInit) && slurmstepd::active() {
         crate::system::output::exit_now(crate::EXIT_REFUSED);
     }
-    0
 }
 
 fn dispatch(hook: Hook, context: Context, handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     match (context, hook) {
-        (Context::Local | Context::Allocator | Context::Remote | Context::Slurmd, Hook::Init) => {
+        (Context::Local, Hook::Init) => srun::init(handle),
+        (Context::Allocator | Context::Remote | Context::Slurmd, Hook::Init) => {
             handle.register_option(&srun::OPTION)?;
             Ok(())
         }
@@ -180,8 +189,12 @@ fn dispatch(hook: Hook, context: Context, handle: Handle, arguments: Arguments) 
 /// What a failure means, by where it happened.
 fn failed(hook: Hook, context: Context, handle: Handle, failure: &Failure) {
     match (context, hook) {
-        // Told when the flag turns out to be given.
-        (Context::Local | Context::Allocator, Hook::Init) => kept::keep(line(hook, failure)),
+        // Told when the flag turns out to be given. Without the option Slurm would
+        // speak of an unknown one.
+        (Context::Local | Context::Allocator, Hook::Init) => {
+            kept::keep(line(hook, failure));
+            let _ = srun::init(handle);
+        }
         (Context::Local | Context::Allocator, Hook::InitPostOpt) if srun::flag_given() => {
             srun::refuse(&line(hook, failure))
         }
@@ -198,7 +211,7 @@ fn failed(hook: Hook, context: Context, handle: Handle, failure: &Failure) {
         // A task that has taken srun's words out of its environment is known by
         // its slurmstepd, one before that by the words.
         (Context::Remote, Hook::TaskInit) if slurmstepd::active() || task::flag_given(handle) => {
-            task::refuse(&line(hook, failure))
+            task::refuse(&kept::first().unwrap_or_else(|| line(hook, failure)))
         }
         (Context::Remote, Hook::TaskExit | Hook::Exit) if slurmstepd::active() => {
             host::log(line(hook, failure).trim_end())

@@ -46,16 +46,17 @@ static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
 /// twice, where the flag is known from what srun handed over.
 unsafe extern "C" fn option_given(_: c_int, argument: *const c_char, remote: c_int) -> c_int {
     if remote == 0 {
-        // SAFETY: Slurm passes null or a C string.
-        let given = catch_unwind(|| unsafe { host::owned(argument) });
-        let text = given.unwrap_or_default();
-        let spec = config::option_argument(text.as_deref()).to_string();
-        // Here, not in init_post_opt: `srun --palingenesis=help` has no command
-        // and would not get that far.
-        if spec.split(',').any(|word| word.trim() == "help") {
-            help();
-        }
-        *lock(&GIVEN) = Some(spec);
+        let _ = catch_unwind(|| {
+            // SAFETY: Slurm passes null or a C string.
+            let text = unsafe { host::owned(argument) };
+            let spec = config::option_argument(text.as_deref()).to_string();
+            // Here, not in init_post_opt: `srun --palingenesis=help` has no command
+            // and would not get that far.
+            if spec.split(',').any(|word| word.trim() == "help") {
+                help();
+            }
+            *lock(&GIVEN) = Some(spec);
+        });
     }
     0
 }
@@ -124,9 +125,17 @@ fn refused(error: impl std::error::Error) -> Failure {
     Failure::Refused(error.to_string())
 }
 
+/// srun: nothing is known yet. Called once, and for every plugin before any
+/// other hook: a second copy of this plugin in plugstack.conf, whose option
+/// Slurm disables, must not forget what the first one hands over.
+pub fn init(handle: Handle) -> Result<(), Failure> {
+    forget_inherited();
+    handle.register_option(&OPTION)?;
+    Ok(())
+}
+
 /// srun: options are known, nothing is allocated. Called once per het component.
 pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
-    forget_inherited();
     if nothing_to_do() {
         return Ok(());
     }

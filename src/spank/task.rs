@@ -29,6 +29,18 @@ pub fn flag_given(handle: Handle) -> bool {
         && !handle.step_id().is_ok_and(|step| step >= FIRST_SPECIAL_STEP)
 }
 
+/// Gives the waiting task our name until it becomes the user's command.
+/// proctrack/linuxproc signals no process named slurmstepd, which every task
+/// still is (`src/plugins/proctrack/linuxproc/kill_tree.c`): scancel would not
+/// end a task that waits here, and Slurm drains a node with a task that it could
+/// not end within UnkillableStepTimeout. People see in ps what it waits for, too.
+pub fn make_killable(handle: Handle) {
+    if flag_given(handle) {
+        // SAFETY: a C string shorter than the 16 bytes the kernel reads.
+        unsafe { libc::prctl(libc::PR_SET_NAME, c"palingenesis".as_ptr()) };
+    }
+}
+
 /// The hook.
 pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     if !flag_given(handle) {

@@ -36,7 +36,7 @@ pub fn library() -> PathBuf {
 pub fn program(name: &str) -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| cargo(&["build", "--workspace", "--bins"], &target_root()));
-    target_root().join("debug").join(name)
+    readable_by_all(target_root().join("debug").join(name))
 }
 
 /// The plugin with fault injection, in a target folder of its own.
@@ -51,51 +51,25 @@ pub fn fault_library() -> PathBuf {
 pub fn release_library() -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| cargo(&["build", "--release"], &target_root()));
-    readable_by_all(target_root().join("release/libpalingenesis.so"))
+    target_root().join("release/libpalingenesis.so")
 }
 
-/// The library, or a copy of it where the cluster's user could not reach it:
-/// below a home directory that is closed to others.
-fn readable_by_all(library: PathBuf) -> PathBuf {
+/// The file, or a copy of it where the cluster's user could not reach it: below a
+/// home directory that is closed to others.
+pub fn readable_by_all(file: PathBuf) -> PathBuf {
     let open = |folder: &Path| fs::metadata(folder).is_ok_and(|data| data.permissions().mode() & 0o001 != 0);
-    if library.ancestors().skip(1).all(open) {
-        return library;
+    if file.ancestors().skip(1).all(open) {
+        return file;
     }
-    let folder = std::env::temp_dir().join(format!("palingenesis-test-library-{}", std::process::id()));
-    fs::create_dir_all(&folder).expect("the temporary folder is writable");
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("it is ours");
-    let parent = library.parent().and_then(Path::parent).and_then(Path::file_name).unwrap_or_default();
-    let copy = folder.join(format!("{}.so", parent.to_string_lossy()));
-    fs::copy(&library, &copy).expect("the library can be copied");
+    let copies = std::env::temp_dir().join(format!("palingenesis-test-files-{}", std::process::id()));
+    let copy = copies.join(file.strip_prefix(target_root()).unwrap_or(Path::new("file")));
+    let folder = copy.parent().expect("it lies in the folder of copies");
+    fs::create_dir_all(folder).expect("the temporary folder is writable");
+    for folder in folder.ancestors().take_while(|folder| folder.starts_with(&copies)) {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    }
+    fs::copy(&file, &copy).expect("the file can be copied");
     copy
-}
-
-/// The plugin for another Slurm release, in a target folder of its own.
-pub fn stamped_library(release: &str) -> PathBuf {
-    let output = stamped_build(&[("PALINGENESIS_SLURM", release)]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let built = stamped_folder().join("debug/libpalingenesis.so");
-    let kept = stamped_folder().join(format!("libpalingenesis-{release}.so"));
-    std::fs::copy(&built, &kept).expect("the library was built");
-    kept
-}
-
-/// Builds the library with these variables; one build at a time.
-pub fn stamped_build(variables: &[(&str, &str)]) -> Output {
-    Command::new(env!("CARGO"))
-        .args(["build", "--lib", "--target-dir"])
-        .arg(stamped_folder())
-        .env_remove("PALINGENESIS_SLURM")
-        .env_remove("SLURM_INCLUDE_DIR")
-        .envs(variables.iter().copied())
-        .current_dir(root())
-        .output()
-        .expect("cargo runs")
-}
-
-/// Where [`stamped_build`] builds.
-pub fn stamped_folder() -> PathBuf {
-    target_root().join("stamped")
 }
 
 fn target_root() -> PathBuf {
