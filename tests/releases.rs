@@ -9,9 +9,8 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use common::{Sandbox, readable_by_all, root, target};
+use common::{Sandbox, readable_by_all, stamped_library};
 
 fn tree(suite: &str) -> Option<PathBuf> {
     let roots = std::env::var_os("PALINGENESIS_ROOTS").unwrap_or_else(|| "/var/cache/palingenesis-roots".into());
@@ -23,26 +22,13 @@ fn tree(suite: &str) -> Option<PathBuf> {
     None
 }
 
-fn stamped(release: &str) -> PathBuf {
-    let folder = target().parent().unwrap().join(format!("slurm-{release}"));
-    let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--lib", "--target-dir"])
-        .arg(&folder)
-        .env("PALINGENESIS_SLURM", release)
-        .current_dir(root())
-        .status()
-        .expect("cargo runs");
-    assert!(status.success());
-    readable_by_all(folder.join("debug/libpalingenesis.so"))
-}
-
 /// Prints the places of a step's tasks, sorted.
 const PLACES: &str = "/bin/sh -c 'echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK \
                       $MASTER_ADDR:$MASTER_PORT $SLURM_PROCID $SLURMD_NODENAME $SLURM_PALINGENESIS_SPEC' | sort";
 
 fn works_in(suite: &str, release: &str) {
     let Some(tree) = tree(suite) else { return };
-    let library = stamped(release);
+    let library = readable_by_all(stamped_library(release));
     let line = format!("optional {}", library.display());
     let tree = tree.to_string_lossy().into_owned();
     let name = format!("release-{suite}");

@@ -10,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The repository.
@@ -70,6 +70,36 @@ pub fn readable_by_all(file: PathBuf) -> PathBuf {
     }
     fs::copy(&file, &copy).expect("the file can be copied");
     copy
+}
+
+/// The plugin for another Slurm release, in a target folder of its own.
+pub fn stamped_library(release: &str) -> PathBuf {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let output = stamped_build(&[("PALINGENESIS_SLURM", release)]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let built = stamped_folder().join("debug/libpalingenesis.so");
+    let kept = stamped_folder().join(format!("libpalingenesis-{release}.so"));
+    fs::copy(&built, &kept).expect("the library was built");
+    kept
+}
+
+/// Builds the library with these variables.
+pub fn stamped_build(variables: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO"))
+        .args(["build", "--lib", "--target-dir"])
+        .arg(stamped_folder())
+        .env_remove("PALINGENESIS_SLURM")
+        .env_remove("SLURM_INCLUDE_DIR")
+        .envs(variables.iter().copied())
+        .current_dir(root())
+        .output()
+        .expect("cargo runs")
+}
+
+/// Where [`stamped_build`] builds.
+pub fn stamped_folder() -> PathBuf {
+    target_root().join("stamped")
 }
 
 fn target_root() -> PathBuf {
