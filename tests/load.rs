@@ -227,7 +227,7 @@ fn every_program_of_slurm_loads_it() {
 
 /// The word in front of the path decides what a bad file costs.
 #[test]
-fn a_missing_or_foreign_library_costs_optional_a_line_and_required_every_job() {
+fn a_missing_or_foreign_library_stops_no_job_under_optional_and_every_job_under_required() {
     let Some(sandbox) = Sandbox::up("load-bad", &["--nodes", "1"]) else {
         return;
     };

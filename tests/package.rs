@@ -111,8 +111,38 @@ fn make_install_puts_these_files_and_no_other() {
         assert!(fs::read(root.join("usr/lib64").join(name)).unwrap() == built, "{name}");
     }
 
+    a_c_program_links_with(&root);
+
     make(&[&["uninstall"], &arguments[..]].concat());
     assert_eq!(files(&root), BTreeMap::new());
+}
+
+/// By `-lpalingenesis`, and asks for the library by that name when it starts.
+fn a_c_program_links_with(root: &Path) {
+    let header = root.join("usr/include");
+    if !header.join("palingenesis.h").is_file() {
+        return;
+    }
+    let work = folder("linked");
+    let (source, program) = (work.join("layout.c"), work.join("layout"));
+    fs::write(
+        &source,
+        "#include <palingenesis.h>\n#include <stdio.h>\n\
+         int main(void) { char *t; int c = palingenesis_layout_json(&t); puts(t); palingenesis_free(t); return -c; }\n",
+    )
+    .unwrap();
+    let mut compiler = Command::new("gcc");
+    compiler.arg("-I").arg(header).arg("-L").arg(root.join("usr/lib64")).arg(&source);
+    match compiler.arg("-lpalingenesis").arg("-o").arg(&program).output() {
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            println!("skipped: gcc: {error}");
+            return;
+        }
+    }
+    let said = Command::new(&program).env_clear().env("LD_LIBRARY_PATH", root.join("usr/lib64")).output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(said.status.code() == Some(1) && text.starts_with("not inside a Slurm job"), "{said:?}");
 }
 
 #[test]
