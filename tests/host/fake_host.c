@@ -620,6 +620,9 @@ static void the_option_without_an_argument(void)
     option("megatron,port=12345", 0);
     call("init_post_opt");
     CHECK(getenv(SPEC) && strcmp(getenv(SPEC), "megatron,port=12345") == 0, "%s", getenv(SPEC));
+    /* What an outer step's srun left in the environment goes in init. */
+    call("init");
+    CHECK(!getenv(SPEC), "%s", getenv(SPEC));
     option("off", 0);
     call("init_post_opt");
     CHECK(!getenv(SPEC), "%s", getenv(SPEC));
