@@ -6,6 +6,7 @@
 //! loads into any program.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
 use thiserror::Error;
@@ -270,10 +271,12 @@ impl Handle {
         let Some(getenv) = functions().getenv else {
             return false;
         };
-        let mut buffer = [0 as c_char; 4096];
+        // Only written to: clearing it would be most of what a job without the
+        // flag pays.
+        let mut buffer = [const { MaybeUninit::<c_char>::uninit() }; 4096];
         // SAFETY: the buffer is ours and as long as we say. A longer value is cut
         // and reported as an error: no variable of ours is that long.
-        unsafe { getenv(self.0, name.as_ptr(), buffer.as_mut_ptr(), buffer.len() as c_int) == 0 }
+        unsafe { getenv(self.0, name.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len() as c_int) == 0 }
     }
 
     /// Registers `--NAME[=ARGUMENT]`. Valid in slurm_spank_init only.

@@ -45,8 +45,11 @@ pub fn open_gate(handle: Handle) -> Result<bool, Failure> {
     }
     ACTIVE.store(true, Ordering::Relaxed);
     if lock(&NODE).is_none() {
-        let gate = Gate::new(handle.local_tasks()?)?;
+        // Without the count nobody can be waited for, but the ranks still stop together.
+        let tasks = handle.local_tasks();
+        let gate = Gate::new(tasks.as_ref().copied().unwrap_or(0))?;
         *lock(&NODE) = Some(Node { gate: Some(gate), ..Node::default() });
+        tasks?;
     }
     Ok(true)
 }

@@ -104,8 +104,9 @@ fn hand_over(name: &std::ffi::CStr, value: &str) {
     }
 }
 
-/// A value from an outer step's srun must not pass for ours.
-fn forget_inherited() {
+/// What an outer step's srun, or an earlier word of this one, left must not pass
+/// for ours.
+fn forget_handed_over() {
     for name in [SPEC, HOST, ADDRESS, REFUSAL] {
         // SAFETY: a C string; see hand_over.
         unsafe { libc::unsetenv(name.as_ptr()) };
@@ -129,7 +130,7 @@ fn refused(error: impl std::error::Error) -> Failure {
 /// other hook: a second copy of this plugin in plugstack.conf, whose option
 /// Slurm disables, must not forget what the first one hands over.
 pub fn init(handle: Handle) -> Result<(), Failure> {
-    forget_inherited();
+    forget_handed_over();
     handle.register_option(&OPTION)?;
     Ok(())
 }
@@ -141,6 +142,11 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     }
     let environment = Environment::of_process();
     let Some(settings) = settings(&environment)? else {
+        // `srun --palingenesis a : --palingenesis=off b`: the last word counts.
+        if lock(&GIVEN).is_some() {
+            forget_handed_over();
+            *lock(&SETTINGS) = None;
+        }
         return Ok(());
     };
     if let Some(line) = kept::first() {
