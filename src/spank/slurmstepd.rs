@@ -45,11 +45,16 @@ pub fn open_gate(handle: Handle) -> Result<bool, Failure> {
     }
     ACTIVE.store(true, Ordering::Relaxed);
     if lock(&NODE).is_none() {
+        let made = handle.local_tasks().map_err(Failure::from).and_then(|tasks| Ok(Gate::new(tasks)?));
         // Without the count nobody can be waited for, but the ranks still stop together.
-        let tasks = handle.local_tasks();
-        let gate = Gate::new(tasks.as_ref().copied().unwrap_or(0))?;
+        let (gate, fault) = match made {
+            Ok(gate) => (gate, None),
+            Err(fault) => (Gate::new(0)?, Some(fault)),
+        };
         *lock(&NODE) = Some(Node { gate: Some(gate), ..Node::default() });
-        tasks?;
+        if let Some(fault) = fault {
+            return Err(fault);
+        }
     }
     Ok(true)
 }

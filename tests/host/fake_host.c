@@ -850,9 +850,8 @@ static void tasks_without_user_init(void)
     end_of_step();
 }
 
-/* What goes wrong before the tasks is told by them, with exit code 78: by one of
- * them, or, where not even the number of tasks is known, by each. */
-enum outcome { WORKS, REFUSES, EACH_REFUSES };
+/* What goes wrong before the tasks is told by one of them, and all end with exit code 78. */
+enum outcome { WORKS, REFUSES };
 
 static void with_a_fault(const char *what, enum outcome expected)
 {
@@ -869,8 +868,6 @@ static void with_a_fault(const char *what, enum outcome expected)
         CHECK(codes[i] == (expected == WORKS ? 0 : EX_CONFIG), "task %d: exit code %d, '%s'", i, codes[i], said);
     if (expected == REFUSES)
         one_line(what, said);
-    for (int i = 0; expected == EACH_REFUSES && i < 2; i++)
-        one_line(what, texts[i]);
     end_of_step();
 }
 
@@ -907,11 +904,11 @@ FAULT(the_environment_has_strange_entries, WORKS, strange_entries())
 FAULT(the_environment_is_null, REFUSES, host.env_null = true)
 FAULT(the_environment_is_an_error, REFUSES, host.item_error[S_JOB_ENV] = ESPANK_NOT_AVAIL)
 FAULT(the_step_id_is_an_error, WORKS, host.item_error[S_JOB_STEPID] = ESPANK_NOT_AVAIL)
-FAULT(the_task_count_is_an_error, EACH_REFUSES, host.item_error[S_JOB_LOCAL_TASK_COUNT] = ESPANK_NOT_AVAIL)
-FAULT(the_task_count_is_absurd, EACH_REFUSES, host.local_tasks = 0xffffffff)
+FAULT(the_task_count_is_an_error, REFUSES, host.item_error[S_JOB_LOCAL_TASK_COUNT] = ESPANK_NOT_AVAIL)
+FAULT(the_task_count_is_absurd, REFUSES, host.local_tasks = 0xffffffff)
 FAULT(the_task_id_is_an_error, WORKS, host.item_error[S_TASK_ID] = ESPANK_NOT_TASK)
-FAULT(every_item_is_an_error, EACH_REFUSES, host.all_items_error = ESPANK_NOT_AVAIL)
-FAULT(the_error_is_negative, EACH_REFUSES, host.all_items_error = -1)
+FAULT(every_item_is_an_error, REFUSES, host.all_items_error = ESPANK_NOT_AVAIL)
+FAULT(the_error_is_negative, REFUSES, host.all_items_error = -1)
 FAULT(setenv_fails, REFUSES, host.setenv_error = ESPANK_BAD_ARG)
 FAULT(unsetenv_fails, REFUSES, host.unsetenv_error = ESPANK_BAD_ARG)
 FAULT(the_rank_is_no_number, REFUSES, put_env("SLURM_STEP_NUM_TASKS", "two"))
