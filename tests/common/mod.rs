@@ -12,6 +12,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -70,8 +71,17 @@ pub fn readable_by_all(file: PathBuf) -> PathBuf {
     for folder in folder.ancestors().take_while(|folder| folder.starts_with(&copies)) {
         fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("it is ours");
     }
-    fs::copy(&file, &copy).expect("the file can be copied");
+    replace(&file, &copy);
     copy
+}
+
+/// Copies `file` to `copy`, never into a file that a process, slurmd or this
+/// one, has mapped: it would crash.
+fn replace(file: &Path, copy: &Path) {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let new = copy.with_extension(format!("new{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+    fs::copy(file, &new).expect("the file can be copied");
+    fs::rename(&new, copy).expect("it is the same folder");
 }
 
 /// The plugin for another Slurm release, in a target folder of its own.
@@ -82,7 +92,7 @@ pub fn stamped_library(release: &str) -> PathBuf {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let built = stamped_folder().join("debug/libpalingenesis.so");
     let kept = stamped_folder().join(format!("libpalingenesis-{release}.so"));
-    fs::copy(&built, &kept).expect("the library was built");
+    replace(&built, &kept);
     kept
 }
 
