@@ -23,20 +23,26 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
         ("GROUP_RANK", step.node_rank, "the name torch.distributed.elastic gives NODE_RANK"),
     ];
     let inherited = |name: &str| facts.environment.get(name).is_some();
+    let elastic = facts.environment.iter().map(|(name, _)| name).filter(|name| name.starts_with(ELASTIC_PREFIX));
+    let elastic: Vec<&str> = elastic.collect();
     match plan.step.shape {
         Shape::Native => {
-            let mut replaced = Vec::new();
+            let mut stale = Vec::new();
             for (name, value, why) in variables {
                 let value = value.to_string();
                 if let Some(old) = marks.users(facts.environment, name).filter(|old| *old != value) {
-                    replaced.push(format!("{name}={}", crate::config::printable(old)));
+                    stale.push(format!("{name}={}", crate::config::printable(old)));
                 }
                 plan.set(name, value, Origin::Step, why);
             }
-            if !replaced.is_empty() {
+            stale.extend(elastic.iter().map(|name| crate::config::printable(name)));
+            if !stale.is_empty() {
                 plan.warn(
                     "inherited-ranks",
-                    format!("{} came from the environment and is not this step's; replaced", replaced.join(" ")),
+                    format!(
+                        "{} came from the environment and is not this step's; replaced or removed",
+                        stale.join(" ")
+                    ),
                     "unset it before srun",
                 );
             }
@@ -55,8 +61,7 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
             }
         }
     }
-    let elastic = facts.environment.iter().map(|(name, _)| name).filter(|name| name.starts_with(ELASTIC_PREFIX));
-    for name in elastic.collect::<Vec<_>>() {
+    for name in elastic {
         plan.unset(
             name,
             "inherited from a torchrun outside this step; with it every rank would wait for a store nobody hosts",

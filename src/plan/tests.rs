@@ -205,7 +205,12 @@ fn an_agent_s_store_is_never_inherited() {
             ("TORCHELASTIC_RUN_ID", "x"),
             ("TORCH_HOME", "/h"),
         ]);
-        assert_eq!(removed(&world.plan(spec).unwrap()), ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"]);
+        let plan = world.plan(spec).unwrap();
+        assert_eq!(removed(&plan), ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"]);
+        // Ranks are told, a shell has nothing to lose.
+        let told: Vec<&str> = plan.warnings.iter().map(|warning| warning.message.as_str()).collect();
+        assert_eq!(told.len(), usize::from(spec.is_empty()), "{told:?}");
+        assert!(told.iter().all(|message| message.contains("TORCHELASTIC_USE_AGENT_STORE")), "{told:?}");
     }
 }
 
