@@ -113,6 +113,15 @@ fn forget_handed_over() {
     }
 }
 
+/// A step started from a shell with a terminal inherits that shell's marks of
+/// it. This srun's own, with `--pty`, are set later.
+fn forget_terminal() {
+    for name in [c"SLURM_PTY_PORT", c"SLURM_PTY_WIN_COL", c"SLURM_PTY_WIN_ROW"] {
+        // SAFETY: a C string; see hand_over.
+        unsafe { libc::unsetenv(name.as_ptr()) };
+    }
+}
+
 fn settings(environment: &Environment) -> Result<Option<Settings>, Failure> {
     let given = lock(&GIVEN).clone();
     let settings = config::resolve(given.as_deref(), environment).map_err(refused)?;
@@ -154,6 +163,7 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     }
     Plugstack::parse(arguments.iter()).map_err(refused)?;
     let exported = exported(&environment);
+    forget_terminal();
     check_given_port(&exported).map_err(refused)?;
     if let Some((host, origin)) = given_host(&settings, &exported) {
         check_given_host(&host, origin, 1, None, &[]).map_err(refused)?;
