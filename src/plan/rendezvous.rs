@@ -340,7 +340,8 @@ fn known_nodes(step: &Step) -> Vec<String> {
 }
 
 /// Rank 0's address in the network of `iface`, found without asking rank 0: the
-/// one of its resolved addresses that this node's `iface` reaches.
+/// one of its resolved addresses, or else Slurm's, that this node's `iface`
+/// reaches.
 fn on_interface(facts: &Facts, iface: &str, host: &str) -> Result<(String, Origin, String), RendezvousError> {
     let node = &facts.step.node;
     let own: Vec<_> = facts.interfaces.iter().filter(|interface| interface.name == iface).collect();
@@ -366,12 +367,13 @@ fn on_interface(facts: &Facts, iface: &str, host: &str) -> Result<(String, Origi
     {
         return Ok((interface.address.to_string(), Origin::Option, why));
     }
-    let candidates: &[IpAddr] = match facts.resolution {
+    let resolved: &[IpAddr] = match facts.resolution {
         Resolution::Found(addresses) => addresses,
         _ => &[],
     };
-    let reached = candidates.iter().find(|candidate| {
-        usable(candidate) && own.iter().any(|interface| usable(&interface.address) && interface.reaches(**candidate))
+    let of_slurm = facts.rank0.address.as_ref().and_then(|address| address.parse().ok());
+    let reached = resolved.iter().copied().chain(of_slurm).find(|candidate| {
+        usable(candidate) && own.iter().any(|interface| usable(&interface.address) && interface.reaches(*candidate))
     });
     match reached {
         Some(address) => Ok((address.to_string(), Origin::Option, why)),
