@@ -23,16 +23,23 @@ pub struct Step {
     pub node_rank: u32,
     /// SLURM_STEP_NUM_TASKS.
     pub world_size: u32,
-    /// Tasks on each node of the step, from SLURM_STEP_TASKS_PER_NODE.
+    /// Tasks on each node of `node_list`, from SLURM_STEP_TASKS_PER_NODE.
     pub tasks_per_node: TasksPerNode,
     /// Tasks on this node.
     pub local_world_size: u32,
-    /// SLURM_STEP_NODELIST as Slurm writes it, in order of node index.
+    /// SLURM_STEP_NODELIST as Slurm writes it: sorted, and so in order of node
+    /// index but for a combined het step, which counts its nodes component by
+    /// component.
     pub node_list: String,
     /// NodeName of this task's node.
     pub node: String,
     /// SLURM_JOB_NODELIST, to recognise a host of the job outside the step.
     pub job_node_list: Option<String>,
+    /// The job's het components' node lists, in order; empty in other jobs.
+    pub components: Vec<String>,
+    /// Whether the step has several het components, as srun said: then its first
+    /// node need not be the first of `node_list`.
+    pub het: bool,
     /// Whether `-m arbitrary` or a host file chose the layout: then rank 0 need
     /// not be on the first node.
     pub arbitrary: bool,
@@ -141,6 +148,8 @@ impl Step {
             node: environment.get("SLURMD_NODENAME").unwrap_or_default().to_string(),
             node_list,
             job_node_list: environment.get("SLURM_JOB_NODELIST").map(String::from),
+            components: components(environment),
+            het: false,
             arbitrary: environment.get("SLURM_DISTRIBUTION").is_some_and(|d| d.starts_with("arbitrary")),
             pty: environment.get("SLURM_PTY_PORT").is_some(),
         };
@@ -201,6 +210,8 @@ impl Step {
             node: String::new(),
             node_list: node_list.to_string(),
             job_node_list: None,
+            components: Vec::new(),
+            het: false,
             arbitrary: false,
             pty: false,
         };
@@ -215,8 +226,9 @@ impl Step {
     /// Fills what follows from the rest, and checks that all of it can be true.
     fn completed(mut self) -> Result<Step, StepError> {
         let wrong = |why: String| Err(StepError::Inconsistent(why));
-        let nodes = hostlist::count(&self.node_list)
+        let hosts = hostlist::expand(&self.node_list)
             .map_err(|source| StepError::List { name: "SLURM_STEP_NODELIST", source })?;
+        let nodes = hosts.len();
         if nodes != self.tasks_per_node.nodes() {
             return wrong(format!(
                 "the node list {} has {nodes} nodes, the tasks per node speak of {}",
@@ -231,9 +243,12 @@ impl Step {
                 self.tasks_per_node.total()
             ));
         }
-        let Some(here) = self.tasks_per_node.get(self.node_rank as usize) else {
-            return wrong(format!("node {} of {nodes} nodes", self.node_rank));
-        };
+        let node_rank = self.node_rank as usize;
+        if node_rank >= nodes {
+            return wrong(format!("node {node_rank} of {nodes} nodes"));
+        }
+        let place = hosts.iter().position(|host| *host == self.node).unwrap_or(node_rank);
+        let here = self.tasks_per_node.get(place).unwrap_or(0);
         if self.rank >= self.world_size {
             return wrong(format!("rank {} of {} ranks", self.rank, self.world_size));
         }
@@ -242,12 +257,20 @@ impl Step {
         }
         self.local_world_size = here;
         if self.node.is_empty() {
-            let hosts = hostlist::expand(&self.node_list)
-                .map_err(|source| StepError::List { name: "SLURM_STEP_NODELIST", source })?;
-            self.node = hosts.into_iter().nth(self.node_rank as usize).unwrap_or_default();
+            self.node = hosts.into_iter().nth(node_rank).unwrap_or_default();
         }
         Ok(self)
     }
+}
+
+/// SLURM_JOB_NODELIST_HET_GROUP_0 and so on, where srun made the job itself
+/// under their older name.
+fn components(environment: &Environment) -> Vec<String> {
+    let list = |number| {
+        let names = ["HET", "PACK"].map(|kind| format!("SLURM_JOB_NODELIST_{kind}_GROUP_{number}"));
+        names.iter().find_map(|name| environment.get(name).map(String::from))
+    };
+    (0u32..).map_while(list).collect()
 }
 
 fn text<'a>(environment: &'a Environment, name: &'static str) -> Result<&'a str, StepError> {
@@ -324,6 +347,25 @@ mod tests {
         let step =
             with(&[("SLURM_NTASKS", Some("99")), ("SLURM_NTASKS_PER_NODE", Some("7")), ("SLURM_NNODES", Some("9"))]);
         assert_eq!(step.unwrap().world_size, 3);
+    }
+
+    #[test]
+    fn a_combined_het_step_counts_its_nodes_by_component_and_lists_them_by_name() {
+        // Measured: node003 is component 0, node001 and node002 are component 1.
+        let step = with(&[
+            ("SLURM_PROCID", Some("3")),
+            ("SLURM_LOCALID", Some("1")),
+            ("SLURM_NODEID", Some("1")),
+            ("SLURM_STEP_NUM_TASKS", Some("6")),
+            ("SLURM_STEP_NODELIST", Some("node[001-003]")),
+            ("SLURM_STEP_TASKS_PER_NODE", Some("3,1,2")),
+            ("SLURMD_NODENAME", Some("node001")),
+            ("SLURM_JOB_NODELIST_HET_GROUP_0", Some("node003")),
+            ("SLURM_JOB_NODELIST_HET_GROUP_1", Some("node[001-002]")),
+        ]);
+        let step = step.unwrap();
+        assert_eq!((step.local_world_size, step.node_rank), (3, 1));
+        assert_eq!(step.components, ["node003", "node[001-002]"]);
     }
 
     #[test]

@@ -97,14 +97,14 @@ pub enum RendezvousError {
          give it as master=HOST, or leave out -m arbitrary"
     )]
     UnknownRank0,
-    /// srun and the task disagree about rank 0's node.
+    /// The other ranks take another node for rank 0's.
     #[error(
-        "rank 0 runs on {node}, but srun took {host} for its node; the other ranks would look for it there; give master={node}"
+        "rank 0 runs on {node}, but the other ranks were told {host} and would look for it there; give master={node}"
     )]
     Elsewhere {
         /// Rank 0's node.
         node: String,
-        /// What srun said.
+        /// What the others take it for.
         host: String,
     },
     /// No such interface here.
@@ -215,18 +215,41 @@ pub fn wanted(facts_of_step: &Step, environment: &Environment, settings: &Settin
 }
 
 /// Rank 0's node: what srun said, else the step's first node, which holds rank 0
-/// under every distribution but an arbitrary one.
+/// under every distribution but an arbitrary one. Rank 0 sees whether it does.
 fn rank0_node(step: &Step, rank0: &Rank0) -> Result<String, RendezvousError> {
     if let Some(host) = &rank0.host {
         return Ok(host.clone());
     }
-    if step.rank == 0 {
-        return Ok(step.node.clone());
+    let first = first_node(step).ok_or(RendezvousError::UnknownRank0)?;
+    if step.rank == 0 && first != step.node {
+        return Err(RendezvousError::Elsewhere { node: step.node.clone(), host: first });
     }
-    if step.arbitrary {
+    if step.arbitrary && step.rank != 0 {
         return Err(RendezvousError::UnknownRank0);
     }
-    hostlist::first(&step.node_list).map_err(|_| RendezvousError::UnknownRank0)
+    Ok(first)
+}
+
+/// The step's first node, the same seen from every rank. A combined het step
+/// counts its nodes from its first component on, its list is sorted.
+fn first_node(step: &Step) -> Option<String> {
+    if step.components.is_empty() {
+        return hostlist::first(&step.node_list).ok();
+    }
+    let nodes = hostlist::expand(&step.node_list).ok()?;
+    let of_components = step.components.iter().flat_map(|list| hostlist::expand(list).unwrap_or_default());
+    let first = of_components.into_iter().find(|node| nodes.contains(node));
+    first.or_else(|| nodes.first().cloned())
+}
+
+/// Rank 0's node where it is certain.
+fn certain_rank0(step: &Step, rank0: &Rank0) -> Option<String> {
+    match &rank0.host {
+        Some(host) => Some(host.clone()),
+        None if step.rank == 0 => Some(step.node.clone()),
+        None if step.arbitrary || step.het => None,
+        None => first_node(step),
+    }
 }
 
 fn choose(
@@ -283,9 +306,8 @@ fn settle_host(facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(Str
     let step = facts.step;
     let choice = choose(step, facts.environment, settings, facts.rank0, marks)?;
     if let Some((host, origin)) = given_host(settings, facts.environment) {
-        let rank0 = rank0_node(step, facts.rank0).ok();
         let known = known_nodes(step);
-        check_given_host(&host, origin, step.nodes(), rank0.as_deref(), &known)?;
+        check_given_host(&host, origin, step.nodes(), certain_rank0(step, facts.rank0).as_deref(), &known)?;
         if let Resolution::Failed(why) = facts.resolution {
             return Err(unresolvable(&host, origin, &step.node, why));
         }

@@ -293,6 +293,31 @@ fn rank_0_s_host_is_what_srun_says() {
     assert_eq!(rank0.plan("").unwrap().value("MASTER_ADDR"), Some("n1"));
     rank0.rank0.host = Some("n3".into());
     assert!(rank0.refusal("").contains("rank 0 runs on n1"));
+    // And that the others, told nothing, would look for it on the first node.
+    let mut elsewhere = World::new("n[1-3]", "1", 0);
+    elsewhere.step.node = "n2".into();
+    assert!(elsewhere.refusal("").contains("rank 0 runs on n2"));
+}
+
+#[test]
+fn the_first_node_of_a_het_step_is_its_first_component_s() {
+    // The list is sorted; what srun can say reaches one component's tasks only.
+    for rank in [0, 1] {
+        let mut world = World::new("n[1-3]", "1", rank);
+        world.step.het = true;
+        if rank == 0 {
+            world.step.node = "n3".into();
+        }
+        world.step.components = vec!["n3".into(), "n[1-2]".into()];
+        assert_eq!(world.plan("").unwrap().value("MASTER_ADDR"), Some("n3"), "rank {rank}");
+        // A first component outside the step.
+        world.step.components = vec!["n9".into(), "n3".into(), "n[1-2]".into()];
+        assert_eq!(world.plan("").unwrap().value("MASTER_ADDR"), Some("n3"), "rank {rank}");
+        // Several programs in one allocation: nothing tells where rank 0 is but
+        // itself, so the user may.
+        world.step.components.clear();
+        assert_eq!(world.plan("master=n3").unwrap().value("MASTER_ADDR"), Some("n3"), "rank {rank}");
+    }
 }
 
 #[test]
@@ -396,6 +421,9 @@ fn suffix_and_interface() {
     assert!(text.contains("eth0, ib0") && text.contains("node8"), "{text}");
     world.resolution = Resolution::Found(vec!["192.168.0.7".parse().unwrap()]);
     assert!(world.refusal("iface=ib0").contains("suffix="));
+    // Slurm's own address is as good as a resolved one.
+    world.rank0.address = Some("10.1.0.7".into());
+    assert_eq!(world.plan("iface=ib0").unwrap().value("MASTER_ADDR"), Some("10.1.0.7"));
     // On rank 0's node its own address is known.
     let mut own = World::new("node[7-8]", "1", 0);
     own.interfaces = vec![interface("ib0", "169.254.0.7"), interface("ib0", "10.1.0.7")];
@@ -421,9 +449,6 @@ fn the_names_to_look_up() {
 #[test]
 fn no_two_steps_of_a_job_and_no_two_near_jobs_share_a_port() {
     let ranges = [
-    // Slurm's own address is as good as a resolved one.
-    world.rank0.address = Some("10.1.0.7".into());
-    assert_eq!(world.plan("iface=ib0").unwrap().value("MASTER_ADDR"), Some("10.1.0.7"));
         DEFAULT_PORTS,
         PortRange { low: 20000, high: 20000 },
         PortRange { low: 20000, high: 20009 },

@@ -5,6 +5,7 @@
 use std::ffi::{c_char, c_int};
 use std::panic::catch_unwind;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::host::{self, CommandLineOption, Handle};
@@ -23,6 +24,8 @@ pub const SPEC: &std::ffi::CStr = c"SLURM_PALINGENESIS_SPEC";
 pub const HOST: &std::ffi::CStr = c"SLURM_PALINGENESIS_HOST";
 /// Numeric address of rank 0's node.
 pub const ADDRESS: &std::ffi::CStr = c"SLURM_PALINGENESIS_ADDRESS";
+/// Set when the step has several het components.
+pub const HET: &std::ffi::CStr = c"SLURM_PALINGENESIS_HET";
 /// The line with which every task is to refuse.
 pub const REFUSAL: &std::ffi::CStr = c"SLURM_PALINGENESIS_REFUSAL";
 
@@ -41,6 +44,10 @@ pub static OPTION: CommandLineOption = CommandLineOption {
 static GIVEN: Mutex<Option<String>> = Mutex::new(None);
 /// What `init_post_opt` made of it.
 static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
+/// Calls of `init`: lines of plugstack.conf with this plugin.
+static COPIES: AtomicU32 = AtomicU32::new(0);
+/// Calls of `init_post_opt`: one for each copy and het component.
+static CALLS: AtomicU32 = AtomicU32::new(0);
 
 /// Called once per use in srun, sbatch and salloc, and in slurmstepd, up to
 /// twice, where the flag is known from what srun handed over.
@@ -107,7 +114,7 @@ fn hand_over(name: &std::ffi::CStr, value: &str) {
 /// What an outer step's srun, or an earlier word of this one, left must not pass
 /// for ours.
 fn forget_handed_over() {
-    for name in [SPEC, HOST, ADDRESS, REFUSAL] {
+    for name in [SPEC, HOST, ADDRESS, HET, REFUSAL] {
         // SAFETY: a C string; see hand_over.
         unsafe { libc::unsetenv(name.as_ptr()) };
     }
@@ -139,6 +146,7 @@ fn refused(error: impl std::error::Error) -> Failure {
 /// other hook: a second copy of this plugin in plugstack.conf, whose option
 /// Slurm disables, must not forget what the first one hands over.
 pub fn init(handle: Handle) -> Result<(), Failure> {
+    COPIES.fetch_add(1, Ordering::Relaxed);
     forget_handed_over();
     handle.register_option(&OPTION)?;
     Ok(())
@@ -146,6 +154,8 @@ pub fn init(handle: Handle) -> Result<(), Failure> {
 
 /// srun: options are known, nothing is allocated. Called once per het component.
 pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
+    // The flag may come with a later component only.
+    CALLS.fetch_add(1, Ordering::Relaxed);
     if nothing_to_do() {
         return Ok(());
     }
@@ -158,12 +168,12 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
         }
         return Ok(());
     };
+    forget_terminal();
     if let Some(line) = kept::first() {
         refuse(&line);
     }
     Plugstack::parse(arguments.iter()).map_err(refused)?;
     let exported = exported(&environment);
-    forget_terminal();
     check_given_port(&exported).map_err(refused)?;
     if let Some((host, origin)) = given_host(&settings, &exported) {
         check_given_host(&host, origin, 1, None, &[]).map_err(refused)?;
@@ -171,9 +181,17 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
             return Err(refused(unresolvable(&host, origin, &own_name(), &why)));
         }
     }
+    if het() {
+        hand_over(HET, "1");
+    }
     hand_over(SPEC, &settings.to_string());
     *lock(&SETTINGS) = Some(settings);
     Ok(())
+}
+
+/// Whether the step has several het components, as far as `init_post_opt` knows.
+fn het() -> bool {
+    CALLS.load(Ordering::Relaxed) > COPIES.load(Ordering::Relaxed)
 }
 
 /// sbatch, salloc: only the option's grammar; the script may still change its
@@ -195,13 +213,15 @@ pub fn allocator_init_post_opt() -> Result<(), Failure> {
 }
 
 /// srun: the step is laid out, nothing is launched. Called once, also for a het
-/// step, with the first component's ids.
+/// step: then with the ids of whichever component's thread comes first, and what
+/// is set here reaches that component's tasks only (`_launch_one_app` in srun.c).
+/// The tasks are told nothing then; all of them take the step's first node.
 pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
     let Some(settings) = lock(&SETTINGS).clone() else {
         return Ok(());
     };
     let environment = Environment::of_process();
-    let node = host::rank0_node(handle.job_id()?, handle.step_id()?);
+    let node = if het() { None } else { host::rank0_node(handle.job_id()?, handle.step_id()?) };
     if let Some(node) = &node {
         hand_over(HOST, node);
         if let Some(address) = numeric_address(node) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::gate::{Gate, Outcome};
 use super::host::Handle;
 use super::slurmstepd::with_node;
-use super::srun::{ADDRESS, HOST, REFUSAL, SPEC};
+use super::srun::{ADDRESS, HET, HOST, REFUSAL, SPEC};
 use super::{Failure, kept};
 use crate::EXIT_REFUSED;
 use crate::act::environment::{TaskEnvironment, apply};
@@ -51,7 +51,7 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
         refuse(&line);
     }
     let handed = |name: &std::ffi::CStr| name.to_str().ok().and_then(|name| environment.get(name)).map(String::from);
-    for name in [SPEC, HOST, ADDRESS, REFUSAL] {
+    for name in [SPEC, HOST, ADDRESS, HET, REFUSAL] {
         if let Ok(name) = name.to_str() {
             handle.unset(name)?;
         }
@@ -60,7 +60,8 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
         refuse_for_the_step(&environment, &line);
     }
     let settings = Settings::parse(&handed(SPEC).unwrap_or_default(), Source::Option).map_err(refused)?;
-    let step = Step::from_environment(&environment).map_err(refused)?;
+    let mut step = Step::from_environment(&environment).map_err(refused)?;
+    step.het = handed(HET).is_some();
     let rank0 = Rank0 { host: handed(HOST), address: handed(ADDRESS) };
     let plan = make_plan(handle, &settings, &step, &environment, &rank0)?;
     apply(&plan, &mut handle)?;
