@@ -6,6 +6,8 @@
 
 #![allow(dead_code)]
 
+pub mod tasks;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
