@@ -409,23 +409,30 @@ fn every_task_of_a_job_array_is_a_world_of_its_own() {
 #[test]
 fn a_shell_with_a_terminal_has_no_rank_and_starts_ranks() {
     let Some(slurm) = cluster("pty") else { return };
-    // Typed when the shell is there: srun throws away what was typed before.
+    // Typed when somebody is there to read it: srun throws away what came before.
     let run = slurm.record(
         "echo 'touch FOLDER/ready' >~/.bashrc
-         { until [ -e FOLDER/ready ]; do sleep 0.1; done
-           printf '%s\n' 'RECORD shell' 'srun --palingenesis --overlap -N2 -n3 -m block RECORD ranks </dev/null' \
-               'srun --overlap -N1 -n1 RECORD without </dev/null' exit; } |
+         wait_for() { until [ -e FOLDER/$1 ]; do sleep 0.1; done; }
+         { wait_for ready
+           echo 'RECORD shell'
+           echo 'srun --palingenesis --overlap -N2 -n3 -m block RECORD ranks </dev/null'
+           echo 'srun --overlap -N1 -n1 RECORD without </dev/null'
+           echo 'srun --palingenesis --overlap -N1 -n1 --pty RECORD terminal; touch FOLDER/left'
+           wait_for left
+           echo exit; } |
             script -qec 'salloc -N2 -n4 srun --palingenesis -N1 -n1 --pty bash' /dev/null",
     );
     let shell = run.task("shell");
     shell.is_no_rank();
     assert_eq!(shell.get("NCCL_DEBUG"), Some("WARN"));
-    assert!(shell.get("SLURM_PTY_PORT").is_some() || shell.get("SLURM_PTY_WIN_COL").is_some(), "no terminal:\n{shell}");
+    assert!(shell.get("SLURM_PTY_PORT").is_some(), "no terminal:\n{shell}");
     assert_eq!(slurm.check(run.tasks("ranks")).to_string(), "node001 0,1; node002 2");
     // One node has nothing to be told about a network between nodes, two have.
     assert_eq!(shell.get("NCCL_IB_TIMEOUT"), None);
     assert!(run.tasks("ranks").iter().all(|task| task.get("NCCL_IB_TIMEOUT") == Some("22")));
     run.task("without").is_no_rank();
+    run.task("terminal").is_no_rank();
+    assert_ne!(run.task("terminal").get("SLURM_PTY_PORT"), shell.get("SLURM_PTY_PORT"));
 }
 
 #[test]
