@@ -286,6 +286,19 @@ fn an_arbitrary_layout() {
     assert_eq!((layout.node_of(0), layout.to_string().as_str()), ("node002", "node001 1; node002 0; node003 2"));
 }
 
+/// Its hooks run twice then, which must not pass for a step of two components.
+#[test]
+fn the_plugin_twice_in_plugstack() {
+    let line = format!("required {}", common::library().display());
+    let Some(slurm) = cluster_of("twice", "32", &["--conf", "SrunPortRange=", "--plugstack", &line]) else { return };
+    let run = slurm.record(
+        "srun --palingenesis -m arbitrary -n3 -w node002,node001,node003 RECORD arbitrary
+         salloc -N3 -n6 srun --palingenesis -N1 -n1 RECORD het : -N2 -n2 RECORD het",
+    );
+    assert_eq!(slurm.check(run.tasks("arbitrary")).to_string(), "node001 1; node002 0; node003 2");
+    assert_eq!(slurm.check(run.tasks("het")).to_string(), "node001 0; node002 1; node003 2");
+}
+
 /// <https://github.com/ROCm/spur/issues/875>: a step of part of the nodes was
 /// treated as the whole job.
 #[test]
