@@ -263,11 +263,13 @@ fn several_programs_in_one_step() {
     let Some(slurm) = het_cluster("mpmd") else { return };
     let run = slurm.record(
         "salloc -N3 -n6 srun --palingenesis -N1 -n1 RECORD het : -N2 -n2 RECORD het
+         salloc -N3 -n6 srun -N1 -n1 RECORD later : --palingenesis -N2 -n2 RECORD later
          printf '0 RECORD multi\n1-3 RECORD multi\n' >FOLDER/programs
          srun --palingenesis -N2 -n4 --multi-prog FOLDER/programs",
     );
-    let layout = slurm.check(run.tasks("het"));
-    assert_eq!(layout.to_string(), "node001 0; node002 1; node003 2");
+    assert_eq!(slurm.check(run.tasks("het")).to_string(), "node001 0; node002 1; node003 2");
+    // One step, one flag, wherever it stands.
+    assert_eq!(slurm.check(run.tasks("later")).to_string(), "node001 0; node002 1; node003 2");
     assert_eq!(slurm.check(run.tasks("multi")).to_string(), "node001 0,1,2; node002 3");
 }
 

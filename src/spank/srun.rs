@@ -154,6 +154,8 @@ pub fn init(handle: Handle) -> Result<(), Failure> {
 
 /// srun: options are known, nothing is allocated. Called once per het component.
 pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
+    // The flag may come with a later component only.
+    CALLS.fetch_add(1, Ordering::Relaxed);
     if nothing_to_do() {
         return Ok(());
     }
@@ -179,7 +181,6 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
             return Err(refused(unresolvable(&host, origin, &own_name(), &why)));
         }
     }
-    CALLS.fetch_add(1, Ordering::Relaxed);
     if het() {
         hand_over(HET, "1");
     }
