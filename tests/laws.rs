@@ -496,3 +496,35 @@ fn a_node_without_the_plugin_gives_its_tasks_no_rank() {
         "{said:?}"
     );
 }
+
+/// srun, a task or a slurmstepd killed at a moment that chance picks, between the
+/// command line and the end of the step. What Slurm leaves then is scancel's to
+/// clean; the plugin must not add to it.
+#[test]
+fn killing_at_any_moment_leaves_a_usable_cluster() {
+    let Some(cluster) = Cluster::two_nodes("chaos") else { return };
+    cluster.sandbox.plugstack(&[&format!("optional {} gate=600", library().display())]);
+    let mut state = u64::from(std::process::id()) | 1;
+    println!("seed {state}");
+    let mut next = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    for round in 0..3 * rounds() {
+        let victim = ["srun", "palingenesis", "slurmstepd", "sleep"][next(4) as usize];
+        let user = if victim == "slurmstepd" { "" } else { "-u trainer" };
+        let millis = next(400);
+        let what = format!("round {round}: {victim} killed after {millis} ms");
+        let said = cluster.sandbox.run_root(&format!(
+            "setpriv --reuid trainer --regid trainer --clear-groups srun -Q -N2 -n4 --palingenesis sleep 0.2 \
+             >/dev/null 2>&1 & \
+             sleep 0.{millis:03}; for i in {{1..20}}; do pkill -KILL -n -x {user} {victim} && echo hit && break; \
+             sleep 0.01; done; timeout 5 tail --pid=$! -f /dev/null; scancel -u trainer; kill -TERM $! 2>/dev/null; \
+             wait; true"
+        ));
+        println!("{what}: {}", if said.out.contains("hit") { "hit" } else { "missed" });
+        cluster.unharmed(&what);
+    }
+}

@@ -59,9 +59,9 @@ fn no_memory_error_of_ours_in_srun_slurmd_and_slurmstepd() {
     sandbox.run_as(&["--as-root"], &start, 120).ok();
 
     let srun = format!("{valgrind} --trace-children=no --log-file={} srun", log("srun.%p.log"));
-    for (options, code) in
-        [("--palingenesis=show", 0), ("", 0), ("--palingenesis=port=1", 78), ("--palingenesis=master=n1", 0)]
-    {
+    let runs = [("--palingenesis=show", 0), ("", 0), ("--palingenesis=port=1", 78), ("--palingenesis=master=n1", 0)];
+    let rounds = std::env::var("PALINGENESIS_SOAK").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1);
+    for (options, code) in runs.repeat(rounds) {
         let said = sandbox.run_as(&[], &format!("{srun} -n2 {options} true"), 120);
         assert_eq!(said.code, code, "{options}: {}", said.err);
     }
