@@ -263,13 +263,17 @@ fn several_programs_in_one_step() {
     let Some(slurm) = het_cluster("mpmd") else { return };
     let run = slurm.record(
         "salloc -N3 -n6 srun --palingenesis -N1 -n1 RECORD het : -N2 -n2 RECORD het
-         salloc -N3 -n6 srun -N1 -n1 RECORD later : --palingenesis -N2 -n2 RECORD later
+         for i in 1 2 3 4 5 6 7 8; do
+             salloc -Q -N3 -n6 srun -N1 -n1 RECORD later$i : --palingenesis -N2 -n2 RECORD later$i
+         done
          printf '0 RECORD multi\n1-3 RECORD multi\n' >FOLDER/programs
          srun --palingenesis -N2 -n4 --multi-prog FOLDER/programs",
     );
     assert_eq!(slurm.check(run.tasks("het")).to_string(), "node001 0; node002 1; node003 2");
     // One step, one flag, wherever it stands.
-    assert_eq!(slurm.check(run.tasks("later")).to_string(), "node001 0; node002 1; node003 2");
+    for i in 1..=8 {
+        assert_eq!(slurm.check(run.tasks(&format!("later{i}"))).to_string(), "node001 0; node002 1; node003 2");
+    }
     assert_eq!(slurm.check(run.tasks("multi")).to_string(), "node001 0,1,2; node002 3");
 }
 
@@ -372,8 +376,10 @@ fn a_host_that_is_not_exported_is_not_looked_up() {
     let run = slurm.record(
         "export MASTER_ADDR=no-such-host.invalid MASTER_PORT=70000
          srun --palingenesis --export=NONE -N2 -n2 RECORD option
-         SLURM_EXPORT_ENV=NONE srun --palingenesis -N2 -n2 RECORD variable",
+         SLURM_EXPORT_ENV=NONE srun --palingenesis -N2 -n2 RECORD variable
+         SRUN_EXPORT_ENV=NONE srun --palingenesis -N2 -n2 RECORD of-srun",
     );
+    slurm.check(run.tasks("of-srun"));
     slurm.check(run.tasks("option"));
     slurm.check(run.tasks("variable"));
     let refused = slurm.try_record("MASTER_ADDR=no-such-host.invalid srun --palingenesis -N2 -n2 RECORD a");
@@ -503,4 +509,49 @@ fn the_host_is_never_that_of_srun() {
         assert_eq!(task.get("SLURM_SUBMIT_HOST"), Some("head"));
     }
     assert_eq!(slurm.check(run.tasks("a")).to_string(), "node002 0; node003 1");
+}
+
+/// Nobody types into `srun bash <script`: its commands are a program.
+#[test]
+fn a_shell_is_for_a_person_if_it_has_a_terminal() {
+    let Some(slurm) = cluster("script") else { return };
+    let run = slurm.record(
+        "echo 'RECORD piped' | srun --palingenesis -N2 -n2 bash
+         echo 'touch FOLDER/ready' >~/.bashrc
+         { sleep 2; echo 'RECORD typed'; echo exit; } | script -qec 'srun --palingenesis -N1 -n1 bash' /dev/null",
+    );
+    assert_eq!(slurm.check(run.tasks("piped")).to_string(), "node001 0; node002 1");
+    run.task("typed").is_no_rank();
+    assert_eq!(run.task("typed").get("NCCL_DEBUG"), Some("WARN"));
+}
+
+/// The step in which salloc starts its shell on a node is no training
+/// (slurm.conf(5), LaunchParameters=use_interactive_step).
+#[test]
+fn the_interactive_step_is_left_alone() {
+    let Some(slurm) = cluster_of("interactive", "4", &["--conf", "LaunchParameters=use_interactive_step"]) else {
+        return;
+    };
+    let run = slurm.record(
+        "{ sleep 2
+           echo 'RECORD shell'
+           echo 'srun --overlap -N2 -n2 RECORD ranks </dev/null; touch FOLDER/left'
+           until [ -e FOLDER/left ]; do sleep 0.1; done
+           echo exit; } | script -qec 'salloc -N2 -n4 --palingenesis' /dev/null",
+    );
+    run.task("shell").is_untouched();
+    assert_eq!(slurm.check(run.tasks("ranks")).to_string(), "node001 0; node002 1");
+}
+
+/// `--export` with a list may pass on an outer step's values without their marks.
+#[test]
+fn outer_values_are_known_as_ours_under_any_export() {
+    let Some(slurm) = cluster("marks") else { return };
+    let run = slurm.record(
+        "salloc -N2 --ntasks-per-node=2 srun --palingenesis -N2 -n2 bash -c '
+            [ $RANK = 1 ] || exit 0
+            srun --export=MASTER_ADDR,MASTER_PORT,RANK --palingenesis --overlap -N1 -n2 -w node002 RECORD inner'",
+    );
+    assert_eq!(slurm.check(run.tasks("inner")).to_string(), "node002 0,1");
+    assert_eq!(run.said.ours(), [""; 0], "nothing to warn of: the outer values are ours");
 }

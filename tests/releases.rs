@@ -69,6 +69,10 @@ fn works_in(suite: &str, release: &str) {
     // Known after the step was made: the tasks refuse, Slurm cleans up.
     let said = sandbox.run("srun -N2 -n2 --palingenesis=master=127.0.0.1 touch ~/ran");
     assert_eq!((said.code, said.ours().len()), (78, 1), "{}", said.err);
+    // srun knows the step's nodes: told once, not by every node.
+    let said = sandbox.run("srun -Q -N2 -n2 --palingenesis=master=n2 touch ~/ran");
+    assert_eq!((said.code, said.ours().len()), (78, 1), "{}", said.err);
+    assert!(said.err.contains("rank 0 runs on n1"), "{}", said.err);
     assert_eq!(sandbox.run("ls ~/ran").out, "");
     // Some seconds of "completing" are Slurm's own.
     let queue = "for i in $(seq 50); do [ -z \"$(squeue -h)\" ] && break; sleep 0.2; done; squeue -h";

@@ -2,6 +2,7 @@
 //! the plan.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -73,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if settings.help {
         return print(&config::help());
     }
-    let step = match step(arguments, &environment) {
+    let mut step = match step(arguments, &environment) {
         Err(none @ (StepError::NoJob | StepError::NoStep { .. } | StepError::SpecialStep { .. })) => {
             return no_plan(arguments, &format!("{none}; or describe a step to explain with --nodelist"));
         }
@@ -82,6 +83,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if settings.off {
         return no_plan(arguments, "off: srun changes nothing here");
     }
+    // As srun would see it, started from here.
+    step.terminal = std::io::stdin().is_terminal();
     let rank0 = Rank0::default();
     // The names and interfaces of a described step are those of other machines.
     let network = if arguments.nodelist.is_some() {

@@ -4,11 +4,6 @@ use std::error::Error;
 
 use crate::plan::Plan;
 
-/// Prefix of what srun hands to the tasks through their environment. Slurm sets
-/// variables named SLURM_* in the tasks under every `--export`; other names
-/// would be lost under `--export=NONE`.
-pub const HANDED_PREFIX: &str = "SLURM_PALINGENESIS_";
-
 /// The environment of a task before it runs.
 pub trait TaskEnvironment {
     /// Why a variable could not be set.

@@ -29,7 +29,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "launch",
         value: "auto|native|shell",
-        meaning: "auto: a shell gets no rank variables, everything else does",
+        meaning: "auto: a shell with a terminal gets no rank variables, everything else does",
     },
     Key { name: "port", value: "PORT", meaning: "MASTER_PORT, exactly this one" },
     Key { name: "ports", value: "LOW-HIGH", meaning: "the range MASTER_PORT is taken from (default 20000-31999)" },
@@ -198,7 +198,7 @@ pub const SPEC_MAX: usize = 2048;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SpecError {
     /// A bare word that is none.
-    #[error("unknown word '{word}' in {source_}{}; {}", meant(.near), "srun --palingenesis=help lists what there is")]
+    #[error("unknown word '{word}' in {source_}{} srun --palingenesis=help", meant(.near))]
     UnknownWord {
         /// As written.
         word: String,
@@ -208,7 +208,7 @@ pub enum SpecError {
         source_: Source,
     },
     /// A `key=` that is none.
-    #[error("unknown key '{key}' in {source_}{}; {}", meant(.near), "srun --palingenesis=help lists what there is")]
+    #[error("unknown key '{key}' in {source_}{} srun --palingenesis=help", meant(.near))]
     UnknownKey {
         /// As written.
         key: String,
@@ -218,7 +218,7 @@ pub enum SpecError {
         source_: Source,
     },
     /// A `PALINGENESIS_OPT_` variable that names no key.
-    #[error("unknown variable {name}{}; unset it, or see srun --palingenesis=help for the keys", meant(.near))]
+    #[error("unknown variable {name}{} srun --palingenesis=help", meant(.near))]
     UnknownVariable {
         /// The variable.
         name: String,
@@ -267,8 +267,12 @@ pub enum SpecError {
     },
 }
 
+/// Up to where to read on.
 fn meant(near: &Option<String>) -> String {
-    near.as_ref().map(|near| format!(": did you mean '{near}'?")).unwrap_or_default()
+    match near {
+        Some(near) => format!(": did you mean '{near}'? See"),
+        None => "; see".into(),
+    }
 }
 
 impl Settings {
@@ -428,7 +432,7 @@ fn bad(key: &Key, value: &str, why: &str, source: &Source) -> SpecError {
 
 fn bad_word<const N: usize>(key: &Key, value: &str, known: [&'static str; N], source: &Source) -> SpecError {
     let why = match nearest(value, known) {
-        Some(near) => format!("no such {}; did you mean '{near}'?", key.name),
+        Some(near) => format!("no such {} (did you mean '{near}'?)", key.name),
         None => format!("no such {}", key.name),
     };
     bad(key, value, &why, source)

@@ -7,21 +7,23 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::system::child::{self, ChildError};
-use crate::system::resolver;
+use crate::system::{child, resolver};
 
 pub use crate::system::interfaces::{Interface, interfaces};
 
 /// What looking a host name up on this node gave.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Resolution {
-    /// Not looked up: the plan is for another machine, or nobody could be asked.
+    /// Not looked up: the plan is for another machine.
     #[default]
     NotTried,
     /// Its addresses, in the resolver's order.
     Found(Vec<IpAddr>),
-    /// The resolver's reason, or that it did not answer in time.
+    /// The resolver's reason why there is none.
     Failed(String),
+    /// Why the resolver gave no answer. The name may be right: a dead first name
+    /// server alone costs 5 s (resolv.conf(5), timeout).
+    Silent(String),
 }
 
 /// Looks `host` up in a child process that is killed at the deadline, because
@@ -32,15 +34,13 @@ pub fn resolve(host: &str, deadline: Duration) -> Resolution {
     }
     match child::run(deadline, || resolver::lookup(host)) {
         Ok(answer) => decode(&answer),
-        Err(error @ ChildError::Deadline(_)) => Resolution::Failed(error.to_string()),
-        // No child could be started (a limit on processes, say): nothing is known
-        // of the name, so nothing is held against it.
-        Err(ChildError::Io(_)) => Resolution::NotTried,
+        Err(error) => Resolution::Silent(error.to_string()),
     }
 }
 
-/// How long a plan waits for one name to resolve.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a name may take to resolve: longer than glibc's patience with a dead
+/// name server or two, shorter than the ranks' patience with each other.
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What this node's network says to a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

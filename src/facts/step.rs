@@ -45,6 +45,8 @@ pub struct Step {
     pub arbitrary: bool,
     /// Whether the step has a pseudo terminal.
     pub pty: bool,
+    /// Whether srun's standard input is a terminal, as srun said.
+    pub terminal: bool,
 }
 
 /// Why there is no step to plan for.
@@ -152,6 +154,7 @@ impl Step {
             het: false,
             arbitrary: environment.get("SLURM_DISTRIBUTION").is_some_and(|d| d.starts_with("arbitrary")),
             pty: environment.get("SLURM_PTY_PORT").is_some(),
+            terminal: false,
         };
         step.completed()
     }
@@ -214,6 +217,7 @@ impl Step {
             het: false,
             arbitrary: false,
             pty: false,
+            terminal: false,
         };
         step.completed()
     }
@@ -232,7 +236,7 @@ impl Step {
         if nodes != self.tasks_per_node.nodes() {
             return wrong(format!(
                 "the node list {} has {nodes} nodes, the tasks per node speak of {}",
-                self.node_list,
+                crate::config::printable(&self.node_list),
                 self.tasks_per_node.nodes()
             ));
         }

@@ -4,7 +4,7 @@
 //! scripts (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>),
 //! so a variable needs a reason to be here.
 
-use crate::config::{Profile, Settings, printable};
+use crate::config::{Profile, Settings};
 
 use super::marks::Marks;
 use super::{Facts, Origin, Plan};
@@ -73,10 +73,10 @@ fn connections(mut offer: Offer, settings: &Settings) {
     let name = "CUDA_DEVICE_MAX_CONNECTIONS";
     let streams = match (settings.profile, framework_in(offer.facts.command)) {
         (Profile::Megatron, _) | (Profile::Default, None) => None,
-        (Profile::Default, Some((framework, word))) => Some(format!(
-            "the command names {framework} ({}), whose streams one connection would serialise",
-            printable(word)
-        )),
+        // The framework only: a word of the command may hold a secret.
+        (Profile::Default, Some(framework)) => {
+            Some(format!("the command names {framework}, whose streams one connection would serialise"))
+        }
         (profile, _) => Some(format!("profile {}: one connection would serialise its streams", profile.name())),
     };
     if let Some(why) = streams {
@@ -97,18 +97,17 @@ fn connections(mut offer: Offer, settings: &Settings) {
     }
 }
 
-/// The framework that a word of the command names, and that word.
-fn framework_in(command: &[String]) -> Option<(&'static str, &str)> {
+/// The framework that a word of the command names.
+fn framework_in(command: &[String]) -> Option<&'static str> {
     command.iter().find_map(|word| {
         let lower = word.to_ascii_lowercase();
         let mut parts = lower.split(|c: char| !c.is_ascii_alphanumeric());
-        let framework = parts.find_map(|part| match part {
+        parts.find_map(|part| match part {
             "fsdp" | "fsdp1" | "fsdp2" => Some("FSDP"),
             "deepspeed" => Some("DeepSpeed"),
             "jax" | "maxtext" => Some("JAX"),
             _ => None,
-        })?;
-        Some((framework, word.as_str()))
+        })
     })
 }
 
@@ -162,7 +161,7 @@ mod tests {
     fn frameworks_are_whole_words_of_the_command() {
         let seen = |command: &str| {
             let words: Vec<String> = command.split_whitespace().map(String::from).collect();
-            framework_in(&words).map(|(framework, _)| framework)
+            framework_in(&words)
         };
         assert_eq!(seen("python train_fsdp.py"), Some("FSDP"));
         assert_eq!(seen("python run.py --fsdp full_shard"), Some("FSDP"));

@@ -27,12 +27,14 @@ impl Shape {
 
 const SHELLS: [&str; 9] = ["bash", "sh", "zsh", "dash", "fish", "ksh", "mksh", "csh", "tcsh"];
 
-/// The shape asked for, or the one the command and `--pty` show.
-pub fn shape(launch: Launch, command: &[String], pty: bool) -> Shape {
+/// The shape asked for, or the one that shows: a shell is for a person if it has
+/// a terminal, by `--pty` or as srun's own standard input. `srun bash <script`
+/// is a program like any other.
+pub fn shape(launch: Launch, command: &[String], pty: bool, terminal: bool) -> Shape {
     match launch {
         Launch::Native => Shape::Native,
         Launch::Shell => Shape::Shell,
-        Launch::Auto if pty || is_interactive_shell(command) => Shape::Shell,
+        Launch::Auto if pty || (terminal && is_interactive_shell(command)) => Shape::Shell,
         Launch::Auto => Shape::Native,
     }
 }
@@ -63,28 +65,30 @@ fn is_interactive_shell(command: &[String]) -> bool {
 mod tests {
     use super::*;
 
-    fn auto(command: &str, pty: bool) -> Shape {
+    fn auto(command: &str, pty: bool, terminal: bool) -> Shape {
         let command: Vec<String> = command.split_whitespace().map(String::from).collect();
-        shape(Launch::Auto, &command, pty)
+        shape(Launch::Auto, &command, pty, terminal)
     }
 
     #[test]
     fn shells_for_people_and_everything_else() {
         for command in ["bash", "/bin/bash", "bash -i", "bash -l", "zsh -il", "/usr/bin/fish", "sh --login", "-bash"] {
-            assert_eq!(auto(command, false), Shape::Shell, "{command}");
+            assert_eq!(auto(command, false, true), Shape::Shell, "{command}");
+            // srun bash <script: nobody types.
+            assert_eq!(auto(command, false, false), Shape::Native, "{command}");
         }
         for command in
             ["bash -c env", "bash -lc env", "bash train.sh", "sh -x train.sh", "python3 train.py", "", "bashful"]
         {
-            assert_eq!(auto(command, false), Shape::Native, "{command}");
+            assert_eq!(auto(command, false, true), Shape::Native, "{command}");
         }
-        assert_eq!(auto("python3", true), Shape::Shell);
+        assert_eq!(auto("python3", true, true), Shape::Shell);
     }
 
     #[test]
     fn launch_overrides() {
         let bash = ["bash".to_string()];
-        assert_eq!(shape(Launch::Native, &bash, true), Shape::Native);
-        assert_eq!(shape(Launch::Shell, &["python3".to_string()], false), Shape::Shell);
+        assert_eq!(shape(Launch::Native, &bash, true, true), Shape::Native);
+        assert_eq!(shape(Launch::Shell, &["python3".to_string()], false, false), Shape::Shell);
     }
 }

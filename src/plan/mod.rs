@@ -186,7 +186,7 @@ pub enum Refusal {
 pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     let step = facts.step;
     let marks = Marks::of(facts.environment);
-    let shape = launch::shape(settings.launch, facts.command, step.pty);
+    let shape = launch::shape(settings.launch, facts.command, step.pty, step.terminal);
     let mut plan = Plan {
         step: StepPlan {
             job_id: step.job_id,

@@ -12,6 +12,9 @@ const OF_A_LAUNCHER: [&str; 4] = ["GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_S
 /// (torch/distributed/rendezvous.py).
 const ELASTIC_PREFIX: &str = "TORCHELASTIC_";
 
+/// How many inherited variables a warning names.
+const MOST_NAMED: usize = 6;
+
 pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
     let step = facts.step;
     let variables = [
@@ -36,12 +39,15 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
                 plan.set(name, value, Origin::Step, why);
             }
             stale.extend(elastic.iter().map(|name| crate::config::printable(name)));
+            let more = stale.len().saturating_sub(MOST_NAMED);
+            stale.truncate(MOST_NAMED);
             if !stale.is_empty() {
                 plan.warn(
                     "inherited-ranks",
                     format!(
-                        "{} came from the environment and is not this step's; replaced or removed",
-                        stale.join(" ")
+                        "{}{} came from the environment and is not this step's; replaced or removed",
+                        stale.join(" "),
+                        if more > 0 { format!(" and {more} more") } else { String::new() }
                     ),
                     "unset it before srun",
                 );

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use thiserror::Error;
 
-use crate::config::{self, PortRange, Settings, printable};
+use crate::config::{self, Launch, PortRange, Settings, printable};
 use crate::facts::hostlist;
 use crate::facts::network::Resolution;
 use crate::facts::{Environment, Rank0, Step};
@@ -78,25 +78,38 @@ pub enum RendezvousError {
         /// How to take it back.
         cure: &'static str,
     },
+    /// The user's host resolves to a loopback address where rank 0 is not.
+    #[error(
+        "{from} resolves to a loopback address on {node}, so its ranks would wait for themselves; \
+         correct the name there, give an IP address, or {cure} and rank 0's host is taken"
+    )]
+    LoopbackName {
+        /// The setting with its value.
+        from: String,
+        /// Where it was looked up.
+        node: String,
+        /// How to take it back.
+        cure: &'static str,
+    },
     /// Neither rank 0's host name nor its address can be used.
     #[error(
-        "rank 0's host {host} does not resolve on {node} ({why}) and Slurm knows no numeric address for it; \
-         add {host} to DNS or /etc/hosts of {node}, or set NodeAddr in slurm.conf, or give master=ADDRESS"
+        "rank 0's host {host} {why} on {node}, and Slurm handed over no numeric address for it; \
+         add {host} to DNS or to /etc/hosts of {node}, or set NodeAddr in slurm.conf, or give master=ADDRESS"
     )]
     NoAddress {
         /// Rank 0's host.
         host: String,
         /// Where it was looked up.
         node: String,
-        /// The resolver's reason.
+        /// What is wrong with its name.
         why: String,
     },
     /// The layout does not show where rank 0 is.
-    #[error(
-        "rank 0's node is unknown: the layout is arbitrary and srun could not ask Slurm for it; \
-         give it as master=HOST, or leave out -m arbitrary"
-    )]
-    UnknownRank0,
+    #[error("rank 0's node is unknown: {why}; give it as master=HOST")]
+    UnknownRank0 {
+        /// Why it is.
+        why: &'static str,
+    },
     /// The other ranks take another node for rank 0's.
     #[error(
         "rank 0 runs on {node}, but the other ranks were told {host} and would look for it there; give master={node}"
@@ -152,22 +165,48 @@ fn shown(origin: Origin, host: &str) -> String {
     format!("{name}={}", printable(host))
 }
 
-/// The host the user named, by `master=` or by exporting MASTER_ADDR.
+/// The host the user named, by `master=` or by exporting MASTER_ADDR; `None`
+/// where another option chooses it.
 pub fn given_host(settings: &Settings, environment: &Environment) -> Option<(String, Origin)> {
-    let marks = Marks::of(environment);
-    let exported = || marks.users(environment, "MASTER_ADDR").map(|host| (host.to_string(), Origin::User));
-    settings.master.clone().map(|host| (host, Origin::Option)).or_else(exported)
+    if let Some(host) = &settings.master {
+        return Some((host.clone(), Origin::Option));
+    }
+    if settings.launch == Launch::Shell || settings.suffix.is_some() || settings.iface.is_some() {
+        return None;
+    }
+    let exported = Marks::of(environment).users(environment, "MASTER_ADDR")?;
+    Some((exported.to_string(), Origin::User))
 }
 
-/// Checks the port the user exported.
+/// The port the user exported; `None` where an option chooses it.
 ///
 /// # Errors
 /// When no rank could listen on it.
-pub fn check_given_port(environment: &Environment) -> Result<Option<u16>, RendezvousError> {
+pub fn given_port(settings: &Settings, environment: &Environment) -> Result<Option<u16>, RendezvousError> {
+    if settings.launch == Launch::Shell || settings.port.is_some() || settings.ports.is_some() {
+        return Ok(None);
+    }
     let Some(value) = Marks::of(environment).users(environment, "MASTER_PORT") else {
         return Ok(None);
     };
     config::parse_port(value).map(Some).map_err(|why| RendezvousError::BadPort { value: printable(value), why })
+}
+
+/// Options stand above exported variables; one that is passed over is told.
+fn tell_passed_over(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: &Marks) {
+    let first = |options: &[(&'static str, bool)]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);
+    let host = [
+        ("master=", settings.master.is_some()),
+        ("suffix=", settings.suffix.is_some()),
+        ("iface=", settings.iface.is_some()),
+    ];
+    let port = [("port=", settings.port.is_some()), ("ports=", settings.ports.is_some())];
+    for (name, option) in [("MASTER_ADDR", first(&host)), ("MASTER_PORT", first(&port))] {
+        if let (Some(value), Some(option)) = (marks.users(facts.environment, name), option) {
+            let message = format!("{name}={} of the environment gives way to {option}", printable(value));
+            plan.inform("variable-passed-over", message, format!("leave out {option} to have it"));
+        }
+    }
 }
 
 /// Checks a host the user named against what is known of the step: its number
@@ -220,14 +259,25 @@ fn rank0_node(step: &Step, rank0: &Rank0) -> Result<String, RendezvousError> {
     if let Some(host) = &rank0.host {
         return Ok(host.clone());
     }
-    let first = first_node(step).ok_or(RendezvousError::UnknownRank0)?;
+    // All ranks refuse alike here: one that started would wait for the others.
+    let unknown = |why| RendezvousError::UnknownRank0 { why };
+    if step.arbitrary && step.nodes() > 1 {
+        return Err(unknown("the layout is arbitrary and srun could not ask Slurm for it"));
+    }
+    let first = first_node(step).ok_or_else(|| unknown("the step's node list is empty"))?;
     if step.rank == 0 && first != step.node {
         return Err(RendezvousError::Elsewhere { node: step.node.clone(), host: first });
     }
-    if step.arbitrary && step.rank != 0 {
-        return Err(RendezvousError::UnknownRank0);
+    if step.het && step.components.is_empty() && !counts_as_listed(step) {
+        return Err(unknown("the step's programs stand on its nodes in another order than Slurm lists them"));
     }
     Ok(first)
+}
+
+/// Whether this node's index in the step is its place in the list.
+fn counts_as_listed(step: &Step) -> bool {
+    let hosts = hostlist::expand(&step.node_list).unwrap_or_default();
+    hosts.iter().position(|host| *host == step.node) == Some(step.node_rank as usize)
 }
 
 /// The step's first node, the same seen from every rank. A combined het step
@@ -296,7 +346,12 @@ pub(super) fn decide(
         }
         return Ok(());
     }
+    tell_passed_over(plan, facts, settings, marks);
     let (host, origin, why) = settle_host(facts, settings, marks)?;
+    if let Resolution::Silent(why) = facts.resolution {
+        let message = format!("whether {host} resolves on {} is unknown: {why}", facts.step.node);
+        plan.warn("name-not-checked", message, "if the ranks do not meet, look at that node's resolver");
+    }
     plan.step.master_addr = Some(host.clone());
     plan.set("MASTER_ADDR", host, origin, why);
     settle_port(plan, facts, settings, marks)
@@ -308,10 +363,15 @@ fn settle_host(facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(Str
     if let Some((host, origin)) = given_host(settings, facts.environment) {
         let known = known_nodes(step);
         check_given_host(&host, origin, step.nodes(), certain_rank0(step, facts.rank0).as_deref(), &known)?;
-        if let Resolution::Failed(why) = facts.resolution {
-            return Err(unresolvable(&host, origin, &step.node, why));
-        }
-        return Ok((host, origin, choice.why.into()));
+        let here = step.node == choice.host || certain_rank0(step, facts.rank0).as_ref() == Some(&step.node);
+        return match facts.resolution {
+            Resolution::Failed(why) => Err(unresolvable(&host, origin, &step.node, why)),
+            Resolution::Found(addresses) if step.nodes() > 1 && !here && addresses.iter().all(IpAddr::is_loopback) => {
+                let from = shown(origin, &host);
+                Err(RendezvousError::LoopbackName { from, node: step.node.clone(), cure: cure(origin) })
+            }
+            _ => Ok((host, origin, choice.why.into())),
+        };
     }
     if let Some(host) = facts.rank0.host.as_ref().filter(|host| step.rank == 0 && **host != step.node) {
         return Err(RendezvousError::Elsewhere { node: step.node.clone(), host: host.clone() });
@@ -344,13 +404,11 @@ fn settle_host(facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(Str
         // Debian's installer maps a host's own name to 127.0.1.1. On rank 0's own
         // node that does no harm; on another it would be the wrong machine.
         Resolution::Found(addresses)
-            if step.nodes() > 1
-                && addresses.iter().all(IpAddr::is_loopback)
-                && step.node != choice.host
-                && facts.rank0.address.is_some() =>
+            if step.nodes() > 1 && addresses.iter().all(IpAddr::is_loopback) && step.node != choice.host =>
         {
             fallback("resolves to a loopback address")
         }
+        Resolution::Silent(why) if facts.rank0.address.is_some() => fallback(&format!("gets no answer ({why})")),
         _ => Ok((choice.host, choice.origin, choice.why.into())),
     }
 }
@@ -374,6 +432,7 @@ fn on_interface(facts: &Facts, iface: &str, host: &str) -> Result<(String, Origi
     }
     if own.is_empty() {
         let mut has: Vec<&str> = facts.interfaces.iter().map(|interface| interface.name.as_str()).collect();
+        has.sort_unstable();
         has.dedup();
         return Err(RendezvousError::NoInterface { iface: iface.into(), node: node.clone(), has: has.join(", ") });
     }
@@ -410,7 +469,7 @@ fn on_interface(facts: &Facts, iface: &str, host: &str) -> Result<(String, Origi
 
 fn settle_port(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(), RendezvousError> {
     let step = facts.step;
-    let exported = check_given_port(facts.environment);
+    let exported = given_port(settings, facts.environment);
     let range = settings.ports.unwrap_or(DEFAULT_PORTS);
     let (ports, origin, why) = match (settings.port, exported) {
         (Some(port), _) => (vec![port], Origin::Option, "port=".to_string()),
@@ -423,7 +482,12 @@ fn settle_port(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: &Mark
                 Some(port) => (vec![port], Origin::Step, "as set when this step started".to_string()),
                 None => {
                     let origin = if settings.ports.is_some() { Origin::Option } else { Origin::Step };
-                    let why = format!("from job and step id, in {range}: no two steps of a job share one");
+                    let why = match range.len() - 1 {
+                        0 => format!("the only one of {range}"),
+                        others => {
+                            format!("from job and step id, in {range}: the job's next {others} steps have others")
+                        }
+                    };
                     (sequence(step.job_id, step.step_id, range), origin, why)
                 }
             }

@@ -287,10 +287,10 @@ fn rank_0_s_host_is_what_srun_says() {
     assert_eq!(world.plan("").unwrap().value("MASTER_ADDR"), Some("n1"));
     world.step.arbitrary = true;
     assert!(world.refusal("").contains("master="));
-    // Rank 0 knows where it is.
+    // Rank 0 knows where it is, but the others would wait for it.
     let mut rank0 = World::new("n[1-3]", "1", 0);
     rank0.step.arbitrary = true;
-    assert_eq!(rank0.plan("").unwrap().value("MASTER_ADDR"), Some("n1"));
+    assert!(rank0.refusal("").contains("arbitrary"));
     rank0.rank0.host = Some("n3".into());
     assert!(rank0.refusal("").contains("rank 0 runs on n1"));
     // And that the others, told nothing, would look for it on the first node.
@@ -325,7 +325,7 @@ fn a_name_that_does_not_resolve_gives_way_to_slurms_address() {
     let mut world = World::new("n[1-2]", "1", 1);
     world.resolution = Resolution::Failed("Name or service not known".into());
     let text = world.refusal("");
-    assert!(text.contains("n1 does not resolve on n2") && text.contains("Name or service not known"), "{text}");
+    assert!(text.contains("n1 does not resolve (Name or service not known) on n2"), "{text}");
     world.rank0.address = Some("10.0.0.1".into());
     assert_eq!(world.plan("").unwrap().value("MASTER_ADDR"), Some("10.0.0.1"));
     // One node needs no network at all.
@@ -535,4 +535,83 @@ fn addresses_in_all_forms_are_hosts() {
         assert_eq!(world.plan("").unwrap().value("MASTER_ADDR"), Some(host));
     }
     assert!("fd00::1".parse::<IpAddr>().is_ok());
+}
+
+#[test]
+fn options_stand_above_exported_variables_and_say_so() {
+    let user = [("MASTER_ADDR", "10.0.0.9"), ("MASTER_PORT", "abc")];
+    let table =
+        [("suffix=-ib0,ports=24000-24099", "n1-ib0", 24000..=24099), ("master=n1,port=23000", "n1", 23000..=23000)];
+    for (spec, addr, ports) in table {
+        let plan = World::new("n[1-2]", "1", 1).export(&user).resolves(&["10.1.0.1"]).plan(spec).unwrap();
+        assert_eq!(plan.value("MASTER_ADDR"), Some(addr), "{spec}");
+        let port: u16 = plan.value("MASTER_PORT").unwrap().parse().unwrap();
+        assert!(ports.contains(&port), "{spec}: {port}");
+        let told: Vec<&str> = plan.warnings.iter().map(|warning| warning.id).collect();
+        assert_eq!(told, ["variable-passed-over", "variable-passed-over"], "{spec}");
+    }
+    // A shell has no use for either.
+    assert!(World::new("n[1-2]", "1", 1).export(&user).plan("launch=shell").is_ok());
+}
+
+#[test]
+fn a_resolver_that_gives_no_answer_proves_nothing() {
+    let silent = || Resolution::Silent("no answer within 20.0s".into());
+    let mut user = World::new("n[1-2]", "1", 1).export(&[("MASTER_ADDR", "n1-ib0")]);
+    user.resolution = silent();
+    let plan = user.plan("").unwrap();
+    assert_eq!(plan.value("MASTER_ADDR"), Some("n1-ib0"));
+    assert_eq!(plan.warnings[0].id, "name-not-checked");
+    let mut own = World::new("n[1-2]", "1", 1);
+    own.resolution = silent();
+    assert_eq!(own.plan("").unwrap().value("MASTER_ADDR"), Some("n1"));
+    own.rank0.address = Some("10.0.0.1".into());
+    assert_eq!(own.plan("").unwrap().value("MASTER_ADDR"), Some("10.0.0.1"));
+}
+
+#[test]
+fn a_name_that_is_loopback_where_rank_0_is_not_is_refused() {
+    let user = |rank| World::new("n[1-2]", "1", rank).export(&[("MASTER_ADDR", "head")]).resolves(&["127.0.1.1"]);
+    let text = user(1).refusal("");
+    assert!(text.contains("MASTER_ADDR=head") && text.contains("on n2"), "{text}");
+    // On rank 0's own node it is itself, as Debian's installer maps it.
+    assert_eq!(user(0).plan("").unwrap().value("MASTER_ADDR"), Some("head"));
+    // Rank 0's own name likewise, where Slurm's address is not known.
+    assert!(World::new("n[1-2]", "1", 1).resolves(&["127.0.1.1"]).refusal("").contains("loopback"));
+}
+
+#[test]
+fn a_combined_step_whose_order_no_variable_shows_is_refused_by_every_rank_that_can_see_it() {
+    // srun --palingenesis -w n3 a : -w n1 b in one allocation: node indices 0 and
+    // 1, the list says n1, n3.
+    let world = |rank: u32, node: &str| {
+        let mut world = World::new("n[1,3]", "1", rank);
+        world.step.het = true;
+        world.step.node = node.into();
+        world
+    };
+    assert!(world(0, "n3").refusal("").contains("master="));
+    assert!(world(1, "n1").refusal("").contains("master="));
+    assert_eq!(world(1, "n3").plan("").unwrap().value("MASTER_ADDR"), Some("n1"));
+    assert_eq!(world(1, "n1").plan("master=n3").unwrap().value("MASTER_ADDR"), Some("n3"));
+}
+
+#[test]
+fn no_word_of_the_command_is_printed() {
+    let mut world = World::new("n[1-2]", "1", 0);
+    world.command = vec!["bash".into(), "-c".into(), "HF_TOKEN=hf_secret deepspeed train.py".into()];
+    let plan = world.plan("").unwrap();
+    assert_eq!(left(&plan, "CUDA_DEVICE_MAX_CONNECTIONS").map(|why| why.contains("DeepSpeed")), Some(true));
+    assert!(!crate::report::table(&plan).contains("secret"));
+    assert!(!crate::report::json(&plan).unwrap().contains("secret"));
+}
+
+#[test]
+fn a_warning_stays_one_readable_line_whatever_is_inherited() {
+    let mut world = World::new("n[1-2]", "1", 0);
+    for number in 0..1500 {
+        world.environment.set(format!("TORCHELASTIC_{number}"), "x");
+    }
+    let plan = world.plan("").unwrap();
+    assert!(plan.warnings[0].message.len() < 400 && plan.warnings[0].message.contains("and 1494 more"));
 }

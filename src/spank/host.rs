@@ -72,7 +72,6 @@ type LayoutGet = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 type LayoutFree = unsafe extern "C" fn(*mut c_void);
 type LayoutHostName = unsafe extern "C" fn(*mut c_void, c_int) -> *mut c_char;
 type LoadNode = unsafe extern "C" fn(*mut *mut c_void, *mut c_char, u16) -> c_int;
-type LoadJob = unsafe extern "C" fn(*mut *mut c_void, u32, u16) -> c_int;
 type Print = unsafe extern "C" fn(*mut libc::FILE, *mut c_void, c_int);
 type Free = unsafe extern "C" fn(*mut c_void);
 type NodeAddr = unsafe extern "C" fn(*const c_char) -> *mut c_char;
@@ -201,6 +200,12 @@ impl Handle {
     pub fn nodes(self) -> Result<u32, SpankError> {
         // SAFETY: uint32_t *.
         unsafe { self.item("S_JOB_NNODES", ffi::S_JOB_NNODES, 0u32) }
+    }
+
+    /// S_JOB_TOTAL_TASK_COUNT: tasks of the step; in srun of one het component.
+    pub fn tasks(self) -> Result<u32, SpankError> {
+        // SAFETY: uint32_t *.
+        unsafe { self.item("S_JOB_TOTAL_TASK_COUNT", ffi::S_JOB_TOTAL_TASK_COUNT, 0u32) }
     }
 
     #[cfg(feature = "fault-injection")]
@@ -358,47 +363,62 @@ pub fn log(line: &str) {
     unsafe { log(c"%s".as_ptr(), line.as_ptr()) };
 }
 
-/// NodeName of the node that holds the step's rank 0, as the controller laid the
-/// step out. Only srun can ask this in time.
+/// A step's layout as the controller made it. Only srun can ask for it in time.
 ///
-/// The layout's own fields differ between releases; the two functions of
+/// The layout's own fields differ between releases; the functions of
 /// libslurmfull that read it do not.
-pub fn rank0_node(job_id: u32, step_id: u32) -> Option<String> {
-    // SAFETY: signatures of slurm.h and src/common/slurm_step_layout.h.
-    let (get, free, host_name) = unsafe {
-        (
-            find::<LayoutGet>(c"slurm_job_step_layout_get")?,
-            find::<LayoutFree>(c"slurm_job_step_layout_free"),
-            find::<LayoutHostName>(c"slurm_step_layout_host_name")?,
-        )
-    };
-    // NO_VAL: no het component; 0: the first one of `srun a : b`.
-    for step_het_comp in [0xffff_fffe, 0] {
-        let id = || StepId { job_id, step_het_comp, step_id, room: [0; 4] };
-        let (mut old, mut new) = (id(), StepIdWithSluid { sluid: 0, id: id() });
-        let new: *mut c_void = (&raw mut new).cast();
-        let old: *mut c_void = (&raw mut old).cast();
-        // The loader's gate makes our stamp the release of the host. Releases
-        // between take the first form they know: read as the other, each names
-        // a job that does not exist.
-        let forms: &[*mut c_void] = if super::RELEASE >= (24, 11) { &[new] } else { &[old, new] };
-        for form in forms {
-            // SAFETY: the id lives through the call and is as long as any release reads.
-            let layout = unsafe { get(*form) };
-            if layout.is_null() {
-                continue;
+#[derive(Debug)]
+pub struct Layout {
+    layout: *mut c_void,
+    host_name: LayoutHostName,
+}
+
+impl Layout {
+    /// Asks the controller.
+    pub fn of(job_id: u32, step_id: u32) -> Option<Layout> {
+        // SAFETY: signatures of slurm.h and src/common/slurm_step_layout.h.
+        let (get, host_name) = unsafe {
+            (find::<LayoutGet>(c"slurm_job_step_layout_get")?, find::<LayoutHostName>(c"slurm_step_layout_host_name")?)
+        };
+        // NO_VAL: no het component; 0: the first one of `srun a : b`.
+        for step_het_comp in [0xffff_fffe, 0] {
+            let id = || StepId { job_id, step_het_comp, step_id, room: [0; 4] };
+            let (mut old, mut new) = (id(), StepIdWithSluid { sluid: 0, id: id() });
+            let new: *mut c_void = (&raw mut new).cast();
+            let old: *mut c_void = (&raw mut old).cast();
+            // The loader's gate makes our stamp the release of the host. Releases
+            // between take the first form they know: read as the other, each names
+            // a job that does not exist.
+            let forms: &[*mut c_void] = if super::RELEASE >= (24, 11) { &[new] } else { &[old, new] };
+            for form in forms {
+                // SAFETY: the id lives through the call and is as long as any release reads.
+                let layout = unsafe { get(*form) };
+                if !layout.is_null() {
+                    return Some(Layout { layout, host_name });
+                }
             }
-            // SAFETY: a layout that slurm_job_step_layout_get returned. The name is
-            // of Slurm's allocator; srun keeps it for its short life.
-            let name = unsafe { owned(host_name(layout, 0)) };
-            if let Some(free) = free {
-                // SAFETY: the layout is not used again.
-                unsafe { free(layout) };
-            }
-            return name.filter(|name| !name.is_empty());
+        }
+        None
+    }
+
+    /// NodeName of the node that holds a task, which must be one of the step's.
+    pub fn node_of(&self, task: u32) -> Option<String> {
+        let task = c_int::try_from(task).ok()?;
+        // SAFETY: a layout that slurm_job_step_layout_get returned. The name's
+        // allocator differs by release; srun keeps it for its short life.
+        let name = unsafe { owned((self.host_name)(self.layout, task)) };
+        name.filter(|name| !name.is_empty())
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: signature of slurm.h.
+        if let Some(free) = unsafe { find::<LayoutFree>(c"slurm_job_step_layout_free") } {
+            // SAFETY: the layout came from slurm_job_step_layout_get and is not used again.
+            unsafe { free(self.layout) };
         }
     }
-    None
 }
 
 /// NodeAddr of `node`, as the controller knows it, else as slurm.conf says.
@@ -434,31 +454,6 @@ fn node_address_from_controller(name: &CStr) -> Option<String> {
     // SAFETY: the message is not used again.
     unsafe { free(nodes) };
     text.and_then(|text| word_of(&text, "NodeAddr=").next().map(String::from))
-}
-
-/// The nodes of a job, as Slurm writes lists; one list per het component. In
-/// srun's own environment they stand only when the job is older than srun.
-///
-/// As with the node's address, `scontrol show job` is the form that stays.
-pub fn job_nodes(job_id: u32) -> Option<Vec<String>> {
-    // SAFETY: signatures of slurm.h.
-    let (load, print, free) = unsafe {
-        (
-            find::<LoadJob>(c"slurm_load_job")?,
-            find::<Print>(c"slurm_print_job_info_msg")?,
-            find::<Free>(c"slurm_free_job_info_msg")?,
-        )
-    };
-    let mut jobs: *mut c_void = std::ptr::null_mut();
-    // SAFETY: Slurm writes the message's address.
-    if unsafe { load(&raw mut jobs, job_id, 0) } != 0 || jobs.is_null() {
-        return None;
-    }
-    // SAFETY: the printer of the message just loaded.
-    let text = unsafe { printed(print, jobs) };
-    // SAFETY: the message is not used again.
-    unsafe { free(jobs) };
-    Some(word_of(&text?, "NodeList=").map(String::from).collect())
 }
 
 /// What `print` writes of `message`.
@@ -502,9 +497,8 @@ mod tests {
         assert_eq!(handle.job_id(), Err(SpankError::NoFunction("spank_get_item")));
         assert!(handle.command().is_err() && handle.environment().is_err());
         assert!(!handle.has_variable(c"PATH"));
-        assert_eq!(rank0_node(1, 0), None);
+        assert!(Layout::of(1, 0).is_none());
         assert_eq!(node_address("n1"), None);
-        assert_eq!(job_nodes(1), None);
         log("nobody hears this");
     }
 

@@ -3,22 +3,25 @@
 //! an error from a local hook and runs the job.
 
 use std::ffi::{c_char, c_int};
+use std::io::IsTerminal;
 use std::panic::catch_unwind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::host::{self, CommandLineOption, Handle};
+use super::host::{self, CommandLineOption, Handle, Layout};
 use super::kept::{self, lock};
 use super::{Arguments, Failure};
 use crate::EXIT_REFUSED;
 use crate::config::{self, FLAG_VARIABLE, Plugstack, Settings};
-use crate::facts::network::{Resolution, resolve};
+use crate::facts::network::{PATIENCE, Resolution, resolve};
+use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::{Environment, hostlist};
-use crate::plan::rendezvous::{check_given_host, check_given_port, given_host, unresolvable};
+use crate::plan::rendezvous::{check_given_host, given_host, given_port, unresolvable};
 use crate::system::output::{to_stderr, to_stdout};
 
-/// What srun hands to the tasks (see act/environment.rs for the prefix).
+/// What srun hands to the tasks: variables of its own environment. Slurm sets
+/// names that begin with SLURM_ in the tasks under every `--export`.
 pub const SPEC: &std::ffi::CStr = c"SLURM_PALINGENESIS_SPEC";
 /// NodeName of rank 0's node.
 pub const HOST: &std::ffi::CStr = c"SLURM_PALINGENESIS_HOST";
@@ -26,11 +29,23 @@ pub const HOST: &std::ffi::CStr = c"SLURM_PALINGENESIS_HOST";
 pub const ADDRESS: &std::ffi::CStr = c"SLURM_PALINGENESIS_ADDRESS";
 /// Set when the step has several het components.
 pub const HET: &std::ffi::CStr = c"SLURM_PALINGENESIS_HET";
+/// The marks on an outer step's values, which `--export` may keep from the tasks.
+pub const MARKS: &std::ffi::CStr = c"SLURM_PALINGENESIS_MARKS";
+/// Set where srun's standard input is a terminal.
+pub const TERMINAL: &std::ffi::CStr = c"SLURM_PALINGENESIS_TERMINAL";
 /// The line with which every task is to refuse.
 pub const REFUSAL: &std::ffi::CStr = c"SLURM_PALINGENESIS_REFUSAL";
 
-/// How long srun waits for a name to resolve.
-const RESOLVE: Duration = Duration::from_secs(5);
+/// All of these; task_init takes them out of the task's environment.
+pub const HANDED_OVER: [&std::ffi::CStr; 7] = [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, REFUSAL];
+
+/// How long srun waits for the address of a node whose NodeAddr is a name. The
+/// tasks can do without.
+const RESOLVE_NODE: Duration = Duration::from_secs(5);
+
+/// How many tasks of the layout srun looks at to tell a wrong MASTER_ADDR in one
+/// line; behind them the nodes tell it.
+const TASKS_LOOKED_AT: u32 = 1024;
 
 /// `--palingenesis[=SPEC]`.
 pub static OPTION: CommandLineOption = CommandLineOption {
@@ -114,7 +129,7 @@ fn hand_over(name: &std::ffi::CStr, value: &str) {
 /// What an outer step's srun, or an earlier word of this one, left must not pass
 /// for ours.
 fn forget_handed_over() {
-    for name in [SPEC, HOST, ADDRESS, HET, REFUSAL] {
+    for name in HANDED_OVER {
         // SAFETY: a C string; see hand_over.
         unsafe { libc::unsetenv(name.as_ptr()) };
     }
@@ -174,15 +189,21 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     }
     Plugstack::parse(arguments.iter()).map_err(refused)?;
     let exported = exported(&environment);
-    check_given_port(&exported).map_err(refused)?;
+    given_port(&settings, &exported).map_err(refused)?;
     if let Some((host, origin)) = given_host(&settings, &exported) {
         check_given_host(&host, origin, 1, None, &[]).map_err(refused)?;
-        if let Resolution::Failed(why) = resolve(&host, RESOLVE) {
+        if let Resolution::Failed(why) = resolve(&host, PATIENCE) {
             return Err(refused(unresolvable(&host, origin, &own_name(), &why)));
         }
     }
     if het() {
         hand_over(HET, "1");
+    }
+    if let Some(marks) = environment.get(config::MARKS) {
+        hand_over(MARKS, marks);
+    }
+    if std::io::stdin().is_terminal() {
+        hand_over(TERMINAL, "1");
     }
     hand_over(SPEC, &settings.to_string());
     *lock(&SETTINGS) = Some(settings);
@@ -220,8 +241,15 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
     let Some(settings) = lock(&SETTINGS).clone() else {
         return Ok(());
     };
+    let (job, step) = (handle.job_id()?, handle.step_id()?);
+    // The shell that salloc starts on a node is a step, and no training.
+    if step >= FIRST_SPECIAL_STEP {
+        forget_handed_over();
+        return Ok(());
+    }
     let environment = Environment::of_process();
-    let node = if het() { None } else { host::rank0_node(handle.job_id()?, handle.step_id()?) };
+    let layout = if het() { None } else { Layout::of(job, step) };
+    let node = layout.as_ref().and_then(|layout| layout.node_of(0));
     if let Some(node) = &node {
         hand_over(HOST, node);
         if let Some(address) = numeric_address(node) {
@@ -229,8 +257,12 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
         }
     }
     if let Some((host, origin)) = given_host(&settings, &exported(&environment)) {
-        let lists = host::job_nodes(handle.job_id()?).unwrap_or_default();
-        let known: Vec<String> = lists.iter().flat_map(|list| hostlist::expand(list).unwrap_or_default()).collect();
+        let job_nodes = environment.get("SLURM_JOB_NODELIST").unwrap_or_default();
+        let mut known = hostlist::expand(job_nodes).unwrap_or_default();
+        if let Some(layout) = &layout {
+            let tasks = handle.tasks().unwrap_or(0).min(TASKS_LOOKED_AT);
+            known.extend((0..tasks).filter_map(|task| layout.node_of(task)));
+        }
         let nodes = handle.nodes().unwrap_or(1);
         check_given_host(&host, origin, nodes, node.as_deref(), &known).map_err(refused)?;
     }
@@ -246,7 +278,7 @@ pub fn exit() {
 /// An address other nodes can use for `node`: its NodeAddr, looked up if it is a name.
 fn numeric_address(node: &str) -> Option<String> {
     let address = host::node_address(node)?;
-    match resolve(&address, RESOLVE) {
+    match resolve(&address, RESOLVE_NODE) {
         Resolution::Found(found) => found.iter().find(|address| !address.is_loopback()).map(ToString::to_string),
         _ => None,
     }
@@ -255,13 +287,15 @@ fn numeric_address(node: &str) -> Option<String> {
 /// The part of srun's environment that `--export` lets through to the tasks.
 fn exported(environment: &Environment) -> Environment {
     let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-    let rule = export_option(words).or_else(|| environment.get("SLURM_EXPORT_ENV").map(String::from));
+    let variable = || ["SRUN_EXPORT_ENV", "SLURM_EXPORT_ENV"].iter().find_map(|name| environment.get(name));
+    let rule = export_option(words).or_else(|| variable().map(String::from));
     let rule = rule.unwrap_or_else(|| "ALL".into());
     let names: Vec<&str> = rule.split(',').map(|word| word.split('=').next().unwrap_or(word)).collect();
     if names.contains(&"ALL") {
         return environment.clone();
     }
-    let passed = environment.iter().filter(|(name, _)| names.contains(name));
+    // The marks reach the tasks anyway, see MARKS.
+    let passed = environment.iter().filter(|(name, _)| names.contains(name) || *name == config::MARKS);
     passed.map(|(name, value)| (name.to_string(), value.to_string())).collect()
 }
 

@@ -8,11 +8,11 @@ use std::time::Duration;
 use super::gate::{Gate, Outcome};
 use super::host::Handle;
 use super::slurmstepd::with_node;
-use super::srun::{ADDRESS, HET, HOST, REFUSAL, SPEC};
+use super::srun::{ADDRESS, HANDED_OVER, HET, HOST, MARKS, REFUSAL, SPEC, TERMINAL};
 use super::{Failure, kept};
 use crate::EXIT_REFUSED;
 use crate::act::environment::{TaskEnvironment, apply};
-use crate::config::{Settings, Source};
+use crate::config::{self, Settings, Source};
 use crate::facts::network::Network;
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::{Environment, Rank0, Step};
@@ -25,8 +25,21 @@ use crate::system::output::{exit_now, to_stderr};
 /// does not tell counts as one with ranks: better a refusal than tasks that run
 /// without their variables and say nothing.
 pub fn flag_given(handle: Handle) -> bool {
-    (handle.has_variable(SPEC) || handle.has_variable(REFUSAL))
-        && !handle.step_id().is_ok_and(|step| step >= FIRST_SPECIAL_STEP)
+    handed_over(handle) && !handle.step_id().is_ok_and(|step| step >= FIRST_SPECIAL_STEP)
+}
+
+fn handed_over(handle: Handle) -> bool {
+    handle.has_variable(SPEC) || handle.has_variable(REFUSAL)
+}
+
+/// Removes what srun handed over from the task's environment.
+fn take_away(handle: &mut Handle) -> Result<(), Failure> {
+    for name in HANDED_OVER {
+        if let Ok(name) = name.to_str() {
+            handle.unset(name)?;
+        }
+    }
+    Ok(())
 }
 
 /// Gives the waiting task our name until it becomes the user's command.
@@ -43,26 +56,31 @@ pub fn make_killable(handle: Handle) {
 
 /// The hook.
 pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
-    if !flag_given(handle) {
+    if !handed_over(handle) {
         return Ok(());
     }
-    let environment = handle.environment()?;
+    if !flag_given(handle) {
+        // The shell that salloc starts on a node: srun cannot take back what it
+        // set before it knew the step.
+        return take_away(&mut handle);
+    }
+    let mut environment = handle.environment()?;
     if let Some(line) = kept::first() {
         refuse(&line);
     }
     let handed = |name: &std::ffi::CStr| name.to_str().ok().and_then(|name| environment.get(name)).map(String::from);
-    for name in [SPEC, HOST, ADDRESS, HET, REFUSAL] {
-        if let Ok(name) = name.to_str() {
-            handle.unset(name)?;
-        }
-    }
+    take_away(&mut handle)?;
     if let Some(line) = handed(REFUSAL) {
         refuse_for_the_step(&environment, &line);
     }
     let settings = Settings::parse(&handed(SPEC).unwrap_or_default(), Source::Option).map_err(refused)?;
     let mut step = Step::from_environment(&environment).map_err(refused)?;
     step.het = handed(HET).is_some();
+    step.terminal = handed(TERMINAL).is_some();
     let rank0 = Rank0 { host: handed(HOST), address: handed(ADDRESS) };
+    if let Some(marks) = handed(MARKS) {
+        environment.set(config::MARKS, marks);
+    }
     let plan = make_plan(handle, &settings, &step, &environment, &rank0)?;
     apply(&plan, &mut handle)?;
     if step.rank == 0 {
@@ -125,7 +143,8 @@ fn wait(gate: &Gate, limit: Duration, step: &Step) {
     if gate.reports_missing() {
         let ranks: Vec<String> = missing.iter().map(u32::to_string).collect();
         to_stderr(&format!(
-            "palingenesis: warning: local rank {} on {} {what}; the node's other ranks start without it\n",
+            "palingenesis: warning: local rank {} on {} {what}; the node's other ranks start without it: \
+             if they wait for it, end the step with scancel and look at that node\n",
             ranks.join(", "),
             step.node,
         ));
