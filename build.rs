@@ -61,7 +61,12 @@ fn include_dir() -> Option<PathBuf> {
         .filter(|answer| answer.status.success())
         .map(|answer| PathBuf::from(String::from_utf8_lossy(&answer.stdout).trim()))
         .filter(|dir| has_header(dir));
-    from_pkg_config.or_else(|| Some(PathBuf::from("/usr/include")).filter(|dir| has_header(dir)))
+    let found = from_pkg_config.or_else(|| Some(PathBuf::from("/usr/include")).filter(|dir| has_header(dir)));
+    if found.is_none() {
+        // A header installed later is to be noticed: it stamps another release.
+        println!("cargo::rerun-if-changed=/usr/include");
+    }
+    found
 }
 
 /// `None` when libclang is missing or the header is older than 21.08.
