@@ -16,10 +16,11 @@ test:
 soak:
 	PALINGENESIS_SOAK=$${PALINGENESIS_SOAK:-20} scripts/test
 
-# Prints ratios; asserts nothing about time.
+# Prints ratios; asserts nothing about time. One that cannot be had here (exit
+# code 77) says so and does not stop the next.
 bench:
 	cargo bench --bench hostlist
-	bench/hooks.sh
-	bench/srun.sh
+	bench/hooks.sh || [ $$? -eq 77 ]
+	bench/srun.sh || [ $$? -eq 77 ]
 
 -include packaging/install.mk
