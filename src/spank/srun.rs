@@ -3,7 +3,6 @@
 //! an error from a local hook and runs the job.
 
 use std::ffi::{c_char, c_int};
-use std::io::IsTerminal;
 use std::panic::catch_unwind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +17,7 @@ use crate::facts::network::{PATIENCE, Resolution, resolve};
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::{Environment, hostlist};
 use crate::plan::rendezvous::{check_given_host, given_host, given_port, unresolvable};
-use crate::system::output::{to_stderr, to_stdout};
+use crate::system::output::{stdin_is_terminal, to_stderr, to_stdout};
 
 /// What srun hands to the tasks: variables of its own environment. Slurm sets
 /// names that begin with SLURM_ in the tasks under every `--export`.
@@ -202,7 +201,7 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     if let Some(marks) = environment.get(config::MARKS) {
         hand_over(MARKS, marks);
     }
-    if std::io::stdin().is_terminal() {
+    if stdin_is_terminal() {
         hand_over(TERMINAL, "1");
     }
     hand_over(SPEC, &settings.to_string());

@@ -1,5 +1,5 @@
-//! Lines for the user on file descriptor 2. std's `eprintln!` panics when
-//! stderr is gone; this does not care.
+//! The standard streams without std's buffers and panics: `eprintln!` panics
+//! when stderr is gone; this does not care.
 
 use std::io;
 
@@ -25,6 +25,13 @@ fn write_all(fd: i32, mut bytes: &[u8]) {
             Err(_) => return,
         }
     }
+}
+
+/// Whether standard input is a terminal. (std's own handle makes a buffer that
+/// nobody frees when Slurm unloads us.)
+pub fn stdin_is_terminal() -> bool {
+    // SAFETY: isatty takes a number and has no other effect.
+    unsafe { libc::isatty(libc::STDIN_FILENO) == 1 }
 }
 
 /// Ends this process at once, without exit handlers: for a forked task.
