@@ -13,15 +13,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
-use common::{Said, Sandbox, fault_library, library};
+use common::{Said, Sandbox, fault_library, library, rounds};
 
 const REFUSED: i32 = 78;
 const MODES: [&str; 2] = ["optional", "required"];
-
-fn rounds() -> u32 {
-    let more = std::env::var("PALINGENESIS_SOAK").ok().and_then(|more| more.parse::<u32>().ok());
-    1 + more.unwrap_or(0)
-}
 
 struct Cluster {
     sandbox: Sandbox,

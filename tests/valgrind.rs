@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::process::Command;
 
-use common::{Sandbox, library};
+use common::{Sandbox, library, rounds};
 
 /// Errors and definite leaks of a valgrind log that pass through our library.
 fn ours(log: &str) -> Vec<String> {
@@ -60,8 +60,7 @@ fn no_memory_error_of_ours_in_srun_slurmd_and_slurmstepd() {
 
     let srun = format!("{valgrind} --trace-children=no --log-file={} srun", log("srun.%p.log"));
     let runs = [("--palingenesis=show", 0), ("", 0), ("--palingenesis=port=1", 78), ("--palingenesis=master=n1", 0)];
-    let rounds = std::env::var("PALINGENESIS_SOAK").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1);
-    for (options, code) in runs.repeat(rounds) {
+    for (options, code) in runs.repeat(rounds()) {
         let said = sandbox.run_as(&[], &format!("{srun} -n2 {options} true"), 120);
         assert_eq!(said.code, code, "{options}: {}", said.err);
     }

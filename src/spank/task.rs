@@ -71,7 +71,7 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     let handed = |name: &std::ffi::CStr| name.to_str().ok().and_then(|name| environment.get(name)).map(String::from);
     take_away(&mut handle)?;
     if let Some(line) = handed(REFUSAL) {
-        refuse_for_the_step(&environment, &line);
+        refuse_for_the_step(&environment, handed(HET).is_some(), &line);
     }
     let settings = Settings::parse(&handed(SPEC).unwrap_or_default(), Source::Option).map_err(refused)?;
     let mut step = Step::from_environment(&environment).map_err(refused)?;
@@ -166,9 +166,11 @@ pub fn refuse(line: &str) {
     exit_now(EXIT_REFUSED);
 }
 
-/// srun's refusal is the same for all ranks: rank 0 alone says it.
-fn refuse_for_the_step(environment: &Environment, line: &str) -> ! {
-    if environment.get("SLURM_PROCID") == Some("0") {
+/// srun's refusal is the same for all ranks: rank 0 alone says it. In a het step
+/// it may have reached the tasks of one component only: a rank of each node does.
+fn refuse_for_the_step(environment: &Environment, het: bool, line: &str) -> ! {
+    let number = |name| environment.get(name);
+    if number("SLURM_PROCID") == Some("0") || (het && number("SLURM_LOCALID") == Some("0")) {
         to_stderr(&format!("{line}\n"));
     }
     exit_now(EXIT_REFUSED);

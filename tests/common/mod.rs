@@ -130,6 +130,12 @@ fn cargo(arguments: &[&str], target: &Path) {
     assert!(status.success(), "cargo {arguments:?}");
 }
 
+/// How often what chance decides is tried: once, and PALINGENESIS_SOAK times more.
+pub fn rounds() -> usize {
+    let more = std::env::var("PALINGENESIS_SOAK").ok().and_then(|more| more.parse::<usize>().ok());
+    1 + more.unwrap_or(0)
+}
+
 /// What a command in the sandbox said.
 #[derive(Debug, Clone)]
 pub struct Said {
