@@ -198,8 +198,9 @@ fn failed(hook: Hook, context: Context, handle: Handle, failure: &Failure) {
         (Context::Local | Context::Allocator, Hook::InitPostOpt) if srun::flag_given() => {
             srun::refuse(&line(hook, failure))
         }
-        // The step exists already. Ending srun here would leave it, so the tasks
-        // are told to refuse and Slurm cleans up as after any failed step.
+        // The step exists already. An srun that ends here leaves it standing in the
+        // job's allocation, with its CPUs (measured with 22.05.8), so the tasks are
+        // told to refuse and Slurm cleans up as after any failed step.
         (Context::Local, Hook::LocalUserInit) if srun::flag_given() => srun::refuse_in_tasks(&line(hook, failure)),
         (Context::Remote, Hook::Init | Hook::InitPostOpt) => kept::keep(line(hook, failure)),
         (Context::Remote, Hook::UserInit) => {
