@@ -15,9 +15,9 @@ use common::Sandbox;
 
 const PLUGIN: &str = "palingenesis/spank_palingenesis.so";
 
-/// A new folder below cargo's folder for tests.
+/// A new folder that the cluster's user can reach.
 fn folder(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("package-{name}"));
+    let folder = common::open_folder().join(format!("package-{name}"));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     folder

@@ -9,10 +9,9 @@
 pub mod tasks;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -57,30 +56,55 @@ pub fn release_library() -> PathBuf {
     target_root().join("release/libpalingenesis.so")
 }
 
-/// The file, or a copy of it where the cluster's user could not reach it: below a
-/// home directory that is closed to others.
-pub fn readable_by_all(file: PathBuf) -> PathBuf {
+/// Whether the cluster's user gets through to `path`.
+fn reachable(path: &Path) -> bool {
     let open = |folder: &Path| fs::metadata(folder).is_ok_and(|data| data.permissions().mode() & 0o001 != 0);
-    if file.ancestors().skip(1).all(open) {
+    path.ancestors().skip(1).all(open)
+}
+
+/// A folder for files that the cluster's user and every node must reach: cargo's
+/// own, or where that lies in a home directory closed to others one in /var/tmp.
+/// (Each node may have a /tmp of its own.)
+pub fn open_folder() -> PathBuf {
+    let own = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    if reachable(&own.join("file")) {
+        return own;
+    }
+    let number = fs::metadata(root()).map(|data| data.ino()).unwrap_or(0);
+    let folder = PathBuf::from(format!("/var/tmp/palingenesis-test-{number}"));
+    fs::create_dir_all(&folder).expect("/var/tmp is writable");
+    let owner = fs::symlink_metadata(&folder).expect("it is there now").uid();
+    assert_eq!(owner, fs::metadata("/proc/self").expect("/proc").uid(), "{} is not ours", folder.display());
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    folder
+}
+
+/// The file, or a copy of it in [`open_folder`] where the cluster's user could
+/// not reach it.
+pub fn readable_by_all(file: PathBuf) -> PathBuf {
+    if reachable(&file) {
         return file;
     }
-    let copies = std::env::temp_dir().join(format!("palingenesis-test-files-{}", std::process::id()));
-    let copy = copies.join(file.strip_prefix(target_root()).unwrap_or(Path::new("file")));
-    let folder = copy.parent().expect("it lies in the folder of copies");
-    fs::create_dir_all(folder).expect("the temporary folder is writable");
-    for folder in folder.ancestors().take_while(|folder| folder.starts_with(&copies)) {
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("it is ours");
-    }
+    let name = file.strip_prefix(target_root()).unwrap_or(&file).to_string_lossy().replace('/', "-");
+    let copy = open_folder().join(name);
     replace(&file, &copy);
     copy
 }
 
-/// Copies `file` to `copy`, never into a file that a process, slurmd or this
-/// one, has mapped: it would crash.
+/// Makes `copy` a copy of `file` if it is older. By renaming: a program that has
+/// the old one open keeps it. And by cp: a file that this process held open for
+/// writing could not be executed while another thread's child inherits it.
 fn replace(file: &Path, copy: &Path) {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let new = copy.with_extension(format!("new{}", COUNT.fetch_add(1, Ordering::Relaxed)));
-    fs::copy(file, &new).expect("the file can be copied");
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let changed = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    if changed(copy).is_some_and(|copied| changed(file).is_some_and(|built| copied >= built)) {
+        return;
+    }
+    let new = copy.with_extension(format!("new{}", std::process::id()));
+    let status = Command::new("cp").arg(file).arg(&new).status().expect("cp is there");
+    assert!(status.success(), "{} cannot be copied", file.display());
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).expect("it is ours");
     fs::rename(&new, copy).expect("it is the same folder");
 }
 
