@@ -285,5 +285,7 @@ impl Drop for Sandbox {
 fn script() -> Command {
     let mut command = Command::new(root().join("tests/sandbox/slurm-sandbox"));
     command.env_remove("SLURM_SANDBOX_DIR");
+    // Visible below --root too.
+    command.env("SLURM_SANDBOX_BIND", open_folder());
     command
 }
