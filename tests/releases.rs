@@ -47,6 +47,7 @@ fn works_in(suite: &str, release: &str) {
     let trimmed: Vec<String> = lines.iter().map(|line| format!("{} ", line.trim_end())).collect();
     assert_eq!(trimmed, expected);
 
+    sandbox.resume();
     // Only srun can know that rank 0 is on the middle node.
     let said = sandbox
         .run(&format!(
@@ -56,6 +57,7 @@ fn works_in(suite: &str, release: &str) {
     assert!(said.out.lines().count() == 3 && said.out.lines().all(|line| line.contains(" n2:")), "{}", said.out);
     assert!(said.out.lines().next().unwrap().contains(" 0 n2"), "{}", said.out);
 
+    sandbox.resume();
     let said = sandbox.run(&format!("srun -N2 -n2 --export=NONE --palingenesis {PLACES}")).ok();
     assert!(said.out.starts_with("0/2 0/1 0 n1:"), "{}", said.out);
 
@@ -69,6 +71,7 @@ fn works_in(suite: &str, release: &str) {
     // Known after the step was made: the tasks refuse, Slurm cleans up.
     let said = sandbox.run("srun -N2 -n2 --palingenesis=master=127.0.0.1 touch ~/ran");
     assert_eq!((said.code, said.ours().len()), (78, 1), "{}", said.err);
+    sandbox.resume();
     // srun knows the step's nodes: told once, not by every node.
     let said = sandbox.run("srun -Q -N2 -n2 --palingenesis=master=n2 touch ~/ran");
     assert_eq!((said.code, said.ours().len()), (78, 1), "{}", said.err);

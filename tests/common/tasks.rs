@@ -14,6 +14,14 @@ use super::{Said, Sandbox};
 pub const RANK_VARIABLES: [&str; 8] =
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"];
 
+/// Slurm gives a job other nodes than it would while an earlier one still
+/// completes on them: each command waits for that first.
+const SETTLED: &str = "settled() { while squeue -h -t completing | grep -q .; do sleep 0.05; done; }
+srun() { settled; command srun \"$@\"; }
+salloc() { settled; command salloc \"$@\"; }
+sbatch() { settled; command sbatch \"$@\"; }
+";
+
 /// The environment of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task(BTreeMap<String, String>);
@@ -161,7 +169,7 @@ impl Sandbox {
     /// The same where the line may fail.
     pub fn try_record(&self, line: &str) -> Run {
         let recorder = Recorder::new(self);
-        let said = self.run(&recorder.written_out(line));
+        let said = self.run(&recorder.written_out(&format!("{SETTLED}{line}")));
         recorder.found(said)
     }
 
@@ -183,7 +191,7 @@ impl Sandbox {
              cat FOLDER/output.*.log
              exit $(cat FOLDER/code.*.done | sort -n | tail -n 1)"
         );
-        let said = self.run(&recorder.written_out(&line));
+        let said = self.run(&recorder.written_out(&format!("{SETTLED}{line}")));
         assert_eq!(said.code, 0, "{script}\nstdout:\n{}\nstderr:\n{}", said.out, said.err);
         recorder.found(said)
     }
