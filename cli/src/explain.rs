@@ -86,15 +86,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // As srun would see it, started from here.
     step.terminal = std::io::stdin().is_terminal();
     let rank0 = Rank0::default();
+    let command: Vec<String> = arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     // The names and interfaces of a described step are those of other machines.
     let network = if arguments.nodelist.is_some() {
         Network::default()
     } else {
-        let names = rendezvous::wanted(&step, &environment, &settings, &rank0);
+        let names = rendezvous::wanted(&step, &command, &environment, &settings, &rank0);
         Network::of_this_node(&names, settings.iface.is_some()).context("cannot list this node's interfaces")?
     };
     let node = NodeFacts::read(&arguments.root);
-    let command: Vec<String> = arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let facts = Facts {
         step: &step,
         environment: &environment,

@@ -9,6 +9,7 @@ use crate::facts::hostlist;
 use crate::facts::network::Resolution;
 use crate::facts::{Environment, Rank0, Step};
 
+use super::launch::shape;
 use super::marks::Marks;
 use super::{Facts, Origin, Plan, Shape};
 
@@ -242,9 +243,18 @@ pub fn unresolvable(host: &str, origin: Origin, node: &str, why: &str) -> Rendez
 
 /// The names to look up on this node before planning; empty when the shape has
 /// no ranks. With `iface=` rank 0 may have a name of its own on that network.
-pub fn wanted(facts_of_step: &Step, environment: &Environment, settings: &Settings, rank0: &Rank0) -> Vec<String> {
+pub fn wanted(
+    step: &Step,
+    command: &[String],
+    environment: &Environment,
+    settings: &Settings,
+    rank0: &Rank0,
+) -> Vec<String> {
+    if shape(settings.launch, command, step.pty, step.terminal) == Shape::Shell {
+        return Vec::new();
+    }
     let marks = Marks::of(environment);
-    match choose(facts_of_step, environment, settings, rank0, &marks) {
+    match choose(step, environment, settings, rank0, &marks) {
         Ok(choice) => match &settings.iface {
             Some(iface) if choice.origin == Origin::Step => vec![format!("{}-{iface}", choice.host), choice.host],
             _ => vec![choice.host],

@@ -434,13 +434,15 @@ fn suffix_and_interface() {
 fn the_names_to_look_up() {
     let names = |spec: &str, environment: &Environment| {
         let step = Step::described("n[1-2]", "1", 1, 44, 0).unwrap();
-        wanted(&step, environment, &Settings::parse(spec, Source::Option).unwrap(), &Rank0::default())
+        wanted(&step, &[], environment, &Settings::parse(spec, Source::Option).unwrap(), &Rank0::default())
     };
     let none = Environment::default();
     assert_eq!(names("", &none), ["n1"]);
     assert_eq!(names("suffix=i", &none), ["n1i"]);
     assert_eq!(names("iface=ib0", &none), ["n1-ib0", "n1"]);
     assert_eq!(names("master=x", &none), ["x"]);
+    // A shell waits for no name.
+    assert_eq!(names("launch=shell", &none), [""; 0]);
     let mut user = Environment::default();
     user.set("MASTER_ADDR", "y");
     assert_eq!(names("", &user), ["y"]);

@@ -105,10 +105,10 @@ fn make_plan(
     environment: &Environment,
     rank0: &Rank0,
 ) -> Result<Plan, Failure> {
-    let names = rendezvous::wanted(step, environment, settings, rank0);
-    let network = Network::of_this_node(&names, settings.iface.is_some())?;
     // A multi-prog step's argv is its file: no command to look at, none needed.
     let command = handle.command().unwrap_or_default();
+    let names = rendezvous::wanted(step, &command, environment, settings, rank0);
+    let network = Network::of_this_node(&names, settings.iface.is_some())?;
     let node = with_node(|node| node.map(|node| node.facts.clone()).unwrap_or_default());
     let facts = Facts {
         step,
