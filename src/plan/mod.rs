@@ -2,6 +2,7 @@
 //! or output, no clock, no randomness, so that `palingenesis explain` shows what
 //! a job gets by construction.
 
+pub mod catalog;
 pub mod environment;
 pub mod launch;
 pub mod marks;
