@@ -4,8 +4,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::config;
-use crate::facts::network::Resolution;
-use crate::facts::{Environment, NodeFacts, Rank0, Step};
+use crate::facts::{Environment, Step};
 use crate::plan::{self, Facts};
 
 /// Writes the calling task's place in its step to `*json`, as a JSON object
@@ -54,16 +53,8 @@ pub unsafe extern "C" fn palingenesis_free(text: *mut c_char) {
 fn layout() -> Result<String, String> {
     let environment = Environment::of_process();
     let step = Step::from_environment(&environment).map_err(|error| error.to_string())?;
-    let facts = Facts {
-        step: &step,
-        environment: &environment,
-        command: &[],
-        node: &NodeFacts::default(),
-        rank0: &Rank0::default(),
-        resolution: &Resolution::NotTried,
-        interfaces: &[],
-    };
-    let settings = config::resolve_flagged(None, &environment).map_err(|error| error.to_string())?;
+    let facts = Facts::new(&step, &environment);
+    let settings = config::resolve_flagged(None, &environment, &[]).map_err(|error| error.to_string())?;
     let plan = plan::plan(&facts, &settings).map_err(|error| error.to_string())?;
     serde_json::to_string(&plan.step).map_err(|error| error.to_string())
 }

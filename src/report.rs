@@ -46,6 +46,7 @@ pub fn json(plan: &Plan) -> serde_json::Result<String> {
 /// One line for one warning, ending in a newline.
 pub fn warning_line(warning: &Warning) -> String {
     let severity = match warning.severity {
+        Severity::Error => "error",
         Severity::Warning => "warning",
         Severity::Info => "note",
     };
@@ -72,11 +73,13 @@ fn shortened(value: &str) -> String {
 fn heading(plan: &Plan) -> String {
     let step = &plan.step;
     format!(
-        "palingenesis: step {}.{}, {} shape, profile {}: rank {} of {} on {} (local {} of {}, node {} of {})\n",
+        "palingenesis: step {}.{}, {} shape, profile {}, fabric {}: {} {} of {} on {} (local {} of {}, node {} of {})\n",
         step.job_id,
         step.step_id,
         step.shape.name(),
         step.profile,
+        step.fabric,
+        if step.shape.tasks_are_ranks() { "rank" } else { "task" },
         step.rank,
         step.world_size,
         step.node,

@@ -70,7 +70,7 @@ pub struct Arguments {
 /// The subcommand.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let environment = Environment::of_process();
-    let settings = config::resolve_flagged(arguments.spec.as_deref(), &environment)?;
+    let settings = config::resolve_flagged(arguments.spec.as_deref(), &environment, &[])?;
     if settings.help {
         return print(&config::help());
     }
@@ -96,13 +96,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let node = NodeFacts::read(&arguments.root);
     let facts = Facts {
-        step: &step,
-        environment: &environment,
         command: &command,
         node: &node,
         rank0: &rank0,
         resolution: &network.resolution,
         interfaces: &network.interfaces,
+        ..Facts::new(&step, &environment)
     };
     let plan = plan::plan(&facts, &settings)?;
     if arguments.json { print(&(report::json(&plan)? + "\n")) } else { print(&report::table(&plan)) }

@@ -4,11 +4,15 @@
 
 mod nearest;
 mod plugstack;
+pub mod site;
 mod spec;
 
 pub use nearest::nearest;
 pub use plugstack::{Plugstack, PlugstackError};
-pub use spec::{KEYS, Key, Launch, PortRange, Profile, Settings, Source, SpecError, WORDS, help, printable};
+pub use spec::{
+    CheckLevel, Fabric, KEYS, Key, Launch, PortRange, Profile, Rendezvous, Settings, Source, SpecError, WORDS,
+    check_directory, help, printable,
+};
 pub(crate) use spec::{check_host, parse_port};
 
 use crate::facts::Environment;
@@ -29,31 +33,57 @@ pub fn option_argument(argument: Option<&str>) -> &str {
     }
 }
 
-/// The settings in force, or `None` when the flag was not given at all.
+/// What stands on a command line, or was handed down by sbatch or salloc.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Given<'a> {
+    /// The argument of `--palingenesis`, if the option was given (last one wins,
+    /// an srun's own beats what sbatch handed down).
+    pub option: Option<&'a str>,
+    /// The argument of `--palingenesis-cache`, if that was.
+    pub cache: Option<&'a str>,
+    /// Names of the profiles that the site file defines.
+    pub site_profiles: &'a [String],
+}
+
+impl<'a> Given<'a> {
+    /// `--palingenesis=SPEC` and nothing else.
+    pub fn spec(spec: &'a str) -> Given<'a> {
+        Given { option: Some(spec), ..Given::default() }
+    }
+}
+
+/// What the user's settings are, or `None` when the flag was not given at all.
 ///
-/// `option` is the argument of `--palingenesis` if the option was given (last
-/// one wins, an srun's own beats what sbatch handed down). `PALINGENESIS=SPEC`
-/// counts as the flag when the option is absent. `PALINGENESIS_OPT_<KEY>`
-/// supplies a value for a key that neither names.
+/// `PALINGENESIS=SPEC` counts as the flag when the option is absent.
+/// `PALINGENESIS_OPT_<KEY>` supplies a value for a key that neither names.
+/// `--palingenesis-cache` alone is no flag.
 ///
 /// # Errors
 /// The first thing that is not understood, naming where it stands.
-pub fn resolve(option: Option<&str>, environment: &Environment) -> Result<Option<Settings>, SpecError> {
-    let mut settings = match (option, environment.get(FLAG_VARIABLE)) {
-        (Some(argument), _) => Settings::parse(option_argument(Some(argument)), Source::Option)?,
-        (None, Some(spec)) => Settings::parse(spec, Source::Variable(FLAG_VARIABLE.into()))?,
+pub fn resolve(given: Given, environment: &Environment) -> Result<Option<Settings>, SpecError> {
+    let mut settings = match (given.option, environment.get(FLAG_VARIABLE)) {
+        (Some(argument), _) => {
+            Settings::parse_with(option_argument(Some(argument)), Source::Option, given.site_profiles)?
+        }
+        (None, Some(spec)) => Settings::parse_with(spec, Source::Variable(FLAG_VARIABLE.into()), given.site_profiles)?,
         (None, None) => return Ok(None),
     };
+    if let Some(directory) = given.cache.filter(|_| !settings.off && !settings.help) {
+        settings.take_cache(directory)?;
+    }
     if !settings.off && !settings.help {
         for (name, value) in environment.iter() {
             if let Some(key) = name.strip_prefix(KEY_PREFIX) {
-                settings.supply(name, key, value)?;
+                settings.supply(name, key, value, given.site_profiles)?;
             }
         }
         settings.check_combination()?;
     }
     Ok(Some(settings))
 }
+
+/// The same for `--palingenesis-cache`.
+pub const CACHE_HANDED_DOWN: &str = "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis_cache";
 
 /// The option of sbatch or salloc, as seen in the job's environment; an srun in
 /// the job takes it over (`src/common/spank.c`; measured with 22.05.8).
@@ -79,17 +109,28 @@ fn of_this_step(environment: &Environment) -> Option<&str> {
 ///
 /// # Errors
 /// As [`resolve`].
-pub fn resolve_flagged(spec: Option<&str>, environment: &Environment) -> Result<Settings, SpecError> {
-    let given = spec.or(of_this_step(environment)).or(environment.get(HANDED_DOWN));
+pub fn resolve_flagged(
+    spec: Option<&str>,
+    environment: &Environment,
+    site_profiles: &[String],
+) -> Result<Settings, SpecError> {
+    let option = spec.or(of_this_step(environment)).or(environment.get(HANDED_DOWN));
+    // The settings of this step hold the cache's root already.
+    let cache = environment.get(CACHE_HANDED_DOWN).filter(|_| of_this_step(environment).is_none());
+    let given = Given { option, cache, site_profiles };
     match resolve(given, environment)? {
         Some(settings) => Ok(settings),
-        None => Ok(resolve(Some(""), environment)?.unwrap_or_default()),
+        None => Ok(resolve(Given { option: Some(""), ..given }, environment)?.unwrap_or_default()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn resolve_flagged_(spec: Option<&str>, environment: &Environment) -> Result<Settings, SpecError> {
+        resolve_flagged(spec, environment, &[])
+    }
 
     fn env(pairs: &[(&str, &str)]) -> Environment {
         pairs.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect()
@@ -98,24 +139,24 @@ mod tests {
     #[test]
     fn without_the_flag_key_variables_mean_nothing() {
         let vars = env(&[("PALINGENESIS_OPT_PORT", "nonsense"), ("PALINGENESIS_SET", "x")]);
-        assert_eq!(resolve(None, &vars), Ok(None));
+        assert_eq!(resolve(Given::default(), &vars), Ok(None));
     }
 
     #[test]
     fn what_an_srun_with_the_flag_would_have() {
         let keys = env(&[("PALINGENESIS_OPT_PORT", "22000")]);
-        assert_eq!(resolve_flagged(None, &keys).unwrap().port, Some(22000));
-        assert_eq!(resolve_flagged(Some("port=23000"), &keys).unwrap().port, Some(23000));
-        assert!(resolve_flagged(None, &env(&[("PALINGENESIS", "off")])).unwrap().off);
-        assert_eq!(resolve_flagged(None, &env(&[])), Ok(Settings::default()));
+        assert_eq!(resolve_flagged_(None, &keys).unwrap().port, Some(22000));
+        assert_eq!(resolve_flagged_(Some("port=23000"), &keys).unwrap().port, Some(23000));
+        assert!(resolve_flagged_(None, &env(&[("PALINGENESIS", "off")])).unwrap().off);
+        assert_eq!(resolve_flagged_(None, &env(&[])), Ok(Settings::default()));
         let of_sbatch = env(&[(HANDED_DOWN, "port=24000"), ("PALINGENESIS", "port=21000")]);
-        assert_eq!(resolve_flagged(None, &of_sbatch).unwrap().port, Some(24000));
-        assert_eq!(resolve_flagged(Some("port=23000"), &of_sbatch).unwrap().port, Some(23000));
-        assert_eq!(resolve_flagged(None, &env(&[(HANDED_DOWN, "(null)")])), Ok(Settings::default()));
+        assert_eq!(resolve_flagged_(None, &of_sbatch).unwrap().port, Some(24000));
+        assert_eq!(resolve_flagged_(Some("port=23000"), &of_sbatch).unwrap().port, Some(23000));
+        assert_eq!(resolve_flagged_(None, &env(&[(HANDED_DOWN, "(null)")])), Ok(Settings::default()));
         let in_step = |marks| {
             let step = [("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "1"), (HANDED_DOWN, "port=24000")];
             let own = [(SPEC_OF_STEP, "port=25000"), (MARKS, marks)];
-            resolve_flagged(None, &env(&[step.as_slice(), own.as_slice()].concat())).unwrap().port
+            resolve_flagged_(None, &env(&[step.as_slice(), own.as_slice()].concat())).unwrap().port
         };
         assert_eq!(in_step("7.1 RANK=0"), Some(25000));
         // Inherited from another step.
@@ -125,7 +166,7 @@ mod tests {
     #[test]
     fn the_three_spellings_of_no_argument_are_the_same() {
         for argument in ["", "(null)"] {
-            let settings = resolve(Some(argument), &env(&[])).unwrap().unwrap();
+            let settings = resolve(Given::spec(argument), &env(&[])).unwrap().unwrap();
             assert_eq!(settings, Settings::default());
         }
         assert_eq!(option_argument(None), "");
@@ -134,17 +175,17 @@ mod tests {
     #[test]
     fn the_option_beats_the_flag_variable_and_the_key_variables() {
         let vars = env(&[("PALINGENESIS", "port=21000"), ("PALINGENESIS_OPT_PORT", "22000")]);
-        let port = |option| resolve(option, &vars).unwrap().unwrap().port;
+        let port = |option| resolve(Given { option, ..Given::default() }, &vars).unwrap().unwrap().port;
         assert_eq!(port(None), Some(21000));
         assert_eq!(port(Some("port=23000")), Some(23000));
         assert_eq!(port(Some("default")), Some(22000));
-        assert!(resolve(Some("off"), &vars).unwrap().unwrap().off);
+        assert!(resolve(Given::spec("off"), &vars).unwrap().unwrap().off);
     }
 
     #[test]
     fn an_unknown_key_variable_names_the_nearest() {
         let vars = env(&[("PALINGENESIS", ""), ("PALINGENESIS_OPT_PROT", "22000")]);
-        let error = resolve(None, &vars).unwrap_err().to_string();
+        let error = resolve(Given::default(), &vars).unwrap_err().to_string();
         assert!(error.contains("PALINGENESIS_OPT_PROT"), "{error}");
         assert!(error.contains("PALINGENESIS_OPT_PORT"), "{error}");
     }
@@ -152,13 +193,13 @@ mod tests {
     #[test]
     fn our_other_variables_are_never_read_as_settings() {
         let vars = env(&[("PALINGENESIS", ""), ("PALINGENESIS_STORE_KEY", "k"), ("PALINGENESIS_SET", "s")]);
-        assert_eq!(resolve(None, &vars).unwrap(), Some(Settings::default()));
+        assert_eq!(resolve(Given::default(), &vars).unwrap(), Some(Settings::default()));
     }
 
     #[test]
     fn key_variables_and_the_spec_may_not_contradict_each_other() {
         let vars = env(&[("PALINGENESIS_OPT_PORTS", "21000-22000")]);
-        let error = resolve(Some("port=21500"), &vars).unwrap_err().to_string();
+        let error = resolve(Given::spec("port=21500"), &vars).unwrap_err().to_string();
         assert!(error.contains("port") && error.contains("ports"), "{error}");
     }
 }

@@ -1,12 +1,15 @@
 //! The grammar of `--palingenesis=SPEC`: words and `key=value`, separated by
-//! commas. No `#` (a comment in sbatch scripts) and no blanks.
+//! commas. No `#` (a comment in sbatch scripts) and no blanks. The same keys
+//! stand in the site file.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
 use thiserror::Error;
 
 use super::{KEY_PREFIX, nearest};
+use crate::plan::checks;
 
 /// A `key=value` of SPEC: the table behind parsing, help and messages.
 #[derive(Debug, Clone, Copy)]
@@ -19,87 +22,152 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-/// Every key of SPEC.
+/// Every key of SPEC. The id of each check is one more, with off, warn or error.
 pub const KEYS: &[Key] = &[
     Key {
         name: "profile",
-        value: "default|fsdp|megatron|deepspeed|jax",
+        value: "default|fsdp|megatron|deepspeed|jax|worker",
         meaning: "values for this kind of training; the bare word does the same",
     },
     Key {
+        name: "fabric",
+        value: "auto|infiniband|roce|efa|tcp|single-node",
+        meaning: "the network between the nodes (auto: seen from the node's devices)",
+    },
+    Key {
         name: "launch",
-        value: "auto|native|shell",
-        meaning: "auto: a shell with a terminal gets no rank variables, everything else does",
+        value: "auto|native|agent|shell|worker",
+        meaning: "auto: seen from the command; native: the tasks are the ranks, agent: each starts a launcher such as torchrun",
+    },
+    Key {
+        name: "rdzv",
+        value: "static|c10d",
+        meaning: "torchrun's rendezvous: static keeps ranks in the order of nodes (default)",
     },
     Key { name: "port", value: "PORT", meaning: "MASTER_PORT, exactly this one" },
     Key { name: "ports", value: "LOW-HIGH", meaning: "the range MASTER_PORT is taken from (default 20000-31999)" },
     Key { name: "master", value: "HOST", meaning: "MASTER_ADDR, instead of rank 0's host" },
     Key { name: "suffix", value: "TEXT", meaning: "appended to rank 0's host name: -ib0 makes node7-ib0" },
     Key { name: "iface", value: "NAME", meaning: "MASTER_ADDR is rank 0's address on this interface's network" },
+    Key {
+        name: "cache",
+        value: "DIR",
+        meaning: "shared directory for HF_HOME, NEMO_HOME, TORCH_HOME, UV_CACHE_DIR (also --palingenesis-cache=DIR)",
+    },
+    Key { name: "local", value: "DIR", meaning: "the node's own directory for what compilers keep (default $TMPDIR)" },
+    Key {
+        name: "checks",
+        value: "off|warn|error",
+        meaning: "error: what certainly fails is refused (default); warn: nothing is; and ID=off|warn|error for one check",
+    },
 ];
 
 /// Every bare word of SPEC and what it does.
 pub const WORDS: &[(&str, &str)] = &[
+    ("on", "nothing more: what the flag alone does"),
     ("off", "do nothing for this srun, whatever sbatch or salloc were given"),
     ("help", "print this text and exit"),
     ("show", "print what is set, and why, before the ranks start"),
+    ("debug", "in addition: logs that name what NCCL and PyTorch do; slow"),
+    ("deterministic", "in addition: the same sums in the same order each time; slow"),
 ];
 
-/// The kind of training whose environment is wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Profile {
+/// A setting that is one of a few words.
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident: $($(#[$variant_doc:meta])* $variant:ident = $word:literal),+ $(,)?) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub enum $name { $($(#[$variant_doc])* $variant),+ }
+
+        impl $name {
+            /// Every value with its word.
+            pub const ALL: &[(&'static str, $name)] = &[$(($word, $name::$variant)),+];
+
+            /// The word that selects it.
+            pub fn name(self) -> &'static str {
+                Self::ALL.iter().find(|(_, value)| *value == self).map_or("", |(word, _)| *word)
+            }
+
+            /// The value of a word.
+            pub fn named(word: &str) -> Option<$name> {
+                Self::ALL.iter().find(|(known, _)| *known == word).map(|(_, value)| *value)
+            }
+        }
+    };
+}
+
+choice! {
+    /// The kind of training whose environment is wanted.
+    Profile:
     /// Right for most; looks at the command for FSDP, DeepSpeed and JAX.
     #[default]
-    Default,
+    Default = "default",
     /// PyTorch FSDP and FSDP2.
-    Fsdp,
+    Fsdp = "fsdp",
     /// Megatron-LM and Megatron-Bridge (tensor and context parallelism).
-    Megatron,
+    Megatron = "megatron",
     /// DeepSpeed.
-    Deepspeed,
+    Deepspeed = "deepspeed",
     /// JAX.
-    Jax,
+    Jax = "jax",
+    /// palingenesis-worker, which is started too.
+    Worker = "worker",
 }
 
-impl Profile {
-    const ALL: [(&'static str, Profile); 5] = [
-        ("default", Profile::Default),
-        ("fsdp", Profile::Fsdp),
-        ("megatron", Profile::Megatron),
-        ("deepspeed", Profile::Deepspeed),
-        ("jax", Profile::Jax),
-    ];
-
-    /// The word that selects it.
-    pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, profile)| *profile == self).map_or("default", |(name, _)| name)
-    }
-
-    fn named(word: &str) -> Option<Profile> {
-        Self::ALL.iter().find(|(name, _)| *name == word).map(|(_, profile)| *profile)
-    }
-}
-
-/// What the step's tasks are to be, if the user says so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Launch {
+choice! {
+    /// What the step's tasks are to be, if the user says so.
+    Launch:
     /// Seen from the command and `--pty`.
     #[default]
-    Auto,
+    Auto = "auto",
     /// The tasks are the ranks.
-    Native,
+    Native = "native",
+    /// Each task starts a launcher that starts the node's ranks.
+    Agent = "agent",
     /// A shell for a person: environment, no ranks.
-    Shell,
+    Shell = "shell",
+    /// The tasks are the ranks of palingenesis-worker.
+    Worker = "worker",
 }
 
-impl Launch {
-    const ALL: [(&'static str, Launch); 3] =
-        [("auto", Launch::Auto), ("native", Launch::Native), ("shell", Launch::Shell)];
+choice! {
+    /// The network between the nodes.
+    Fabric:
+    /// Seen from the node's devices.
+    #[default]
+    Auto = "auto",
+    /// InfiniBand.
+    Infiniband = "infiniband",
+    /// RDMA over Ethernet.
+    Roce = "roce",
+    /// AWS Elastic Fabric Adapter.
+    Efa = "efa",
+    /// No RDMA.
+    Tcp = "tcp",
+    /// One node: no network between the ranks.
+    SingleNode = "single-node",
+}
 
-    /// The value of `launch=`.
-    pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, launch)| *launch == self).map_or("auto", |(name, _)| name)
-    }
+choice! {
+    /// How the agents of torchrun find each other.
+    Rendezvous:
+    /// Node ranks are those of the step.
+    #[default]
+    Static = "static",
+    /// torchrun decides; ranks follow the order of host names.
+    C10d = "c10d",
+}
+
+choice! {
+    /// What becomes of the findings of the checks, or of one.
+    CheckLevel:
+    /// Not looked for.
+    Off = "off",
+    /// Told.
+    Warn = "warn",
+    /// Errors are refused; for a single check, whatever it finds.
+    #[default]
+    Error = "error",
 }
 
 /// An inclusive range of TCP ports.
@@ -135,15 +203,20 @@ pub enum Source {
     /// `--palingenesis`, on a command line, in an #SBATCH line or handed down
     /// by sbatch or salloc.
     Option,
+    /// `--palingenesis-cache`, likewise.
+    CacheOption,
     /// An environment variable of srun.
     Variable(String),
+    /// The site file; its name, with the line where it is known.
+    Site(String),
 }
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Source::Option => f.write_str("--palingenesis"),
-            Source::Variable(name) => f.write_str(name),
+            Source::CacheOption => f.write_str("--palingenesis-cache"),
+            Source::Variable(name) | Source::Site(name) => f.write_str(name),
         }
     }
 }
@@ -157,10 +230,20 @@ pub struct Settings {
     pub help: bool,
     /// Print the plan before the ranks start.
     pub show: bool,
-    /// The environment's profile.
+    /// In addition to the profile: logs.
+    pub debug: bool,
+    /// In addition to the profile: determinism.
+    pub deterministic: bool,
+    /// The environment's profile; that of `site_profile` is in the site file.
     pub profile: Profile,
+    /// A profile that the site file defines.
+    pub site_profile: Option<String>,
+    /// The network between the nodes.
+    pub fabric: Fabric,
     /// What the tasks are to be.
     pub launch: Launch,
+    /// How torchrun's agents meet.
+    pub rdzv: Rendezvous,
     /// Exactly this MASTER_PORT.
     pub port: Option<u16>,
     /// MASTER_PORT is taken from here.
@@ -171,8 +254,19 @@ pub struct Settings {
     pub suffix: Option<String>,
     /// Rank 0's address on this interface's network.
     pub iface: Option<String>,
-    /// Keys that have been given, so that variables supply only the others.
+    /// Root of the shared caches; absolute.
+    pub cache: Option<String>,
+    /// Root of the node's own caches; absolute.
+    pub local: Option<String>,
+    /// What becomes of findings.
+    pub checks: CheckLevel,
+    /// Exceptions by check.
+    pub rules: BTreeMap<&'static str, CheckLevel>,
+    /// Keys that have been given, so that variables and the site file supply only
+    /// the others.
     given: Given,
+    /// Keys of which the site file supplied the value.
+    of_site: Given,
 }
 
 /// Bit per entry of [`KEYS`].
@@ -281,34 +375,49 @@ impl Settings {
     /// # Errors
     /// The first word, key or value that is not understood.
     pub fn parse(spec: &str, source: Source) -> Result<Settings, SpecError> {
+        Settings::parse_with(spec, source, &[])
+    }
+
+    /// The same where the site file defines `profiles`, too.
+    ///
+    /// # Errors
+    /// The first word, key or value that is not understood.
+    pub fn parse_with(spec: &str, source: Source, profiles: &[String]) -> Result<Settings, SpecError> {
         if spec.len() > SPEC_MAX {
             return Err(SpecError::TooLong { length: spec.len(), source_: source });
         }
         let mut settings = Settings::default();
         for item in spec.split(',').map(str::trim).filter(|item| !item.is_empty()) {
             match item.split_once('=') {
-                Some((key, value)) => settings.set(key.trim(), value.trim(), &source)?,
-                None => settings.word(item, &source)?,
+                Some((key, value)) => settings.set(key.trim(), value.trim(), &source, profiles)?,
+                None => settings.word(item, &source, profiles)?,
             }
         }
         settings.check_combination()?;
         Ok(settings)
     }
 
-    fn word(&mut self, word: &str, source: &Source) -> Result<(), SpecError> {
+    /// Takes one bare word.
+    pub(super) fn word(&mut self, word: &str, source: &Source, profiles: &[String]) -> Result<(), SpecError> {
         match word {
+            "on" => {}
             "off" => self.off = true,
             "help" => self.help = true,
             "show" => self.show = true,
-            _ if Profile::named(word).is_some() => return self.set("profile", word, source),
+            "debug" => self.debug = true,
+            "deterministic" => self.deterministic = true,
+            _ if Profile::named(word).is_some() || profiles.iter().any(|name| name == word) => {
+                return self.set("profile", word, source, profiles);
+            }
             _ => {
                 // A key without its value is the likelier slip than a strange word.
                 if let Some(key) = KEYS.iter().find(|key| key.name == word) {
                     return Err(bad(key, "", "it needs a value", source));
                 }
                 let known = WORDS.iter().map(|(word, _)| *word);
-                let known = known.chain(Profile::ALL.map(|(name, _)| name));
+                let known = known.chain(Profile::ALL.iter().map(|(name, _)| *name));
                 let known = known.chain(KEYS.iter().map(|key| key.name));
+                let known = known.chain(profiles.iter().map(String::as_str));
                 return Err(SpecError::UnknownWord {
                     word: printable(word),
                     near: nearest(word, known).map(String::from),
@@ -319,43 +428,49 @@ impl Settings {
         Ok(())
     }
 
-    fn set(&mut self, name: &str, value: &str, source: &Source) -> Result<(), SpecError> {
+    /// Takes one `key=value`.
+    pub(super) fn set(
+        &mut self,
+        name: &str,
+        value: &str,
+        source: &Source,
+        profiles: &[String],
+    ) -> Result<(), SpecError> {
         let Some(key) = KEYS.iter().find(|key| key.name == name) else {
-            return Err(SpecError::UnknownKey {
-                key: printable(name),
-                near: nearest(name, KEYS.iter().map(|key| key.name)).map(String::from),
-                source_: source.clone(),
-            });
+            return self.set_rule(name, value, source);
         };
         if self.given.has(key.name) {
             return Err(SpecError::Twice { key: key.name, source_: source.clone() });
         }
+        let text = |longest, also| -> Result<Option<String>, SpecError> {
+            check_characters(value, also, longest).map_err(|why| bad(key, value, &why, source))?;
+            Ok(Some(value.to_string()))
+        };
         match key.name {
-            "profile" => {
-                self.profile = Profile::named(value)
-                    .ok_or_else(|| bad_word(key, value, Profile::ALL.map(|(name, _)| name), source))?;
-            }
-            "launch" => {
-                self.launch = Launch::ALL
-                    .iter()
-                    .find(|(name, _)| *name == value)
-                    .map(|(_, launch)| *launch)
-                    .ok_or_else(|| bad_word(key, value, Launch::ALL.map(|(name, _)| name), source))?;
-            }
+            "profile" if profiles.iter().any(|name| name == value) => self.site_profile = Some(value.into()),
+            "profile" => self.profile = chosen(key, value, Profile::ALL, source)?,
+            "fabric" => self.fabric = chosen(key, value, Fabric::ALL, source)?,
+            "launch" => self.launch = chosen(key, value, Launch::ALL, source)?,
+            "rdzv" => self.rdzv = chosen(key, value, Rendezvous::ALL, source)?,
+            "checks" => self.checks = chosen(key, value, CheckLevel::ALL, source)?,
             "port" => self.port = Some(parse_port(value).map_err(|why| bad(key, value, &why, source))?),
             "ports" => self.ports = Some(parse_ports(value).map_err(|why| bad(key, value, &why, source))?),
             "master" => {
                 check_host(value).map_err(|why| bad(key, value, &why, source))?;
                 self.master = Some(value.into());
             }
-            "suffix" => {
-                check_characters(value, ".-", 64).map_err(|why| bad(key, value, &why, source))?;
-                self.suffix = Some(value.into());
-            }
-            "iface" => {
-                // IFNAMSIZ of linux/if.h: 15 characters and a NUL.
-                check_characters(value, ".-_@", 15).map_err(|why| bad(key, value, &why, source))?;
-                self.iface = Some(value.into());
+            "suffix" => self.suffix = text(64, ".-")?,
+            // IFNAMSIZ of linux/if.h: 15 characters and a NUL.
+            "iface" => self.iface = text(15, ".-_@")?,
+            "cache" | "local" => {
+                let directory = unescape(value)
+                    .and_then(|path| check_directory(&path).map(|()| path))
+                    .map_err(|why| bad(key, value, &why, source))?;
+                if key.name == "cache" {
+                    self.cache = Some(directory);
+                } else {
+                    self.local = Some(directory);
+                }
             }
             _ => {}
         }
@@ -363,20 +478,136 @@ impl Settings {
         Ok(())
     }
 
+    /// Takes `ID=off|warn|error` of one check.
+    fn set_rule(&mut self, name: &str, value: &str, source: &Source) -> Result<(), SpecError> {
+        let Some(id) = checks::ids().find(|id| *id == name) else {
+            let known = KEYS.iter().map(|key| key.name).chain(checks::ids());
+            return Err(SpecError::UnknownKey {
+                key: printable(name),
+                near: nearest(name, known).map(String::from),
+                source_: source.clone(),
+            });
+        };
+        if self.rules.contains_key(id) {
+            return Err(SpecError::Twice { key: id, source_: source.clone() });
+        }
+        let key = Key { name: id, value: "off|warn|error", meaning: "" };
+        self.rules.insert(id, chosen(&key, value, CheckLevel::ALL, source)?);
+        Ok(())
+    }
+
+    /// The value of a key that was given, as SPEC has it.
+    fn get(&self, key: &str) -> Option<String> {
+        if !self.given.has(key) {
+            return None;
+        }
+        match key {
+            "profile" => Some(self.profile_name().into()),
+            "fabric" => Some(self.fabric.name().into()),
+            "launch" => Some(self.launch.name().into()),
+            "rdzv" => Some(self.rdzv.name().into()),
+            "checks" => Some(self.checks.name().into()),
+            "port" => self.port.map(|port| port.to_string()),
+            "ports" => self.ports.map(|ports| ports.to_string()),
+            "master" => self.master.clone(),
+            "suffix" => self.suffix.clone(),
+            "iface" => self.iface.clone(),
+            "cache" => self.cache.as_deref().map(escape),
+            "local" => self.local.as_deref().map(escape),
+            _ => None,
+        }
+    }
+
+    /// The profile's name, the site file's too.
+    pub fn profile_name(&self) -> &str {
+        self.site_profile.as_deref().unwrap_or(self.profile.name())
+    }
+
+    /// Whether the site file, not the user, gave this key its value.
+    pub fn is_of_site(&self, key: &str) -> bool {
+        self.of_site.has(key)
+    }
+
+    /// Whether anybody gave this key a value.
+    pub fn is_given(&self, key: &str) -> bool {
+        self.given.has(key)
+    }
+
     /// Takes a `PALINGENESIS_OPT_<KEY>` variable, unless the key has a value.
-    pub(super) fn supply(&mut self, variable: &str, key: &str, value: &str) -> Result<(), SpecError> {
+    pub(super) fn supply(
+        &mut self,
+        variable: &str,
+        key: &str,
+        value: &str,
+        profiles: &[String],
+    ) -> Result<(), SpecError> {
         let key = key.to_ascii_lowercase().replace('_', "-");
-        if !KEYS.iter().any(|known| known.name == key) {
+        let known = || KEYS.iter().map(|key| key.name).chain(checks::ids());
+        if !known().any(|known| known == key) {
             return Err(SpecError::UnknownVariable {
                 name: printable(variable),
-                near: nearest(&key, KEYS.iter().map(|key| key.name))
+                near: nearest(&key, known())
                     .map(|near| format!("{KEY_PREFIX}{}", near.to_ascii_uppercase().replace('-', "_"))),
             });
         }
-        if self.given.has(&key) {
+        if self.given.has(&key) || self.rules.contains_key(key.as_str()) {
             return Ok(());
         }
-        self.set(&key, value.trim(), &Source::Variable(variable.into()))
+        self.set(&key, value.trim(), &Source::Variable(variable.into()), profiles)
+    }
+
+    /// Takes the argument of `--palingenesis-cache`, which stands above `cache=`
+    /// as the more particular word.
+    pub(super) fn take_cache(&mut self, directory: &str) -> Result<(), SpecError> {
+        let source = Source::CacheOption;
+        let key = KEYS.iter().find(|key| key.name == "cache").unwrap_or(&KEYS[0]);
+        check_directory(directory).map_err(|why| bad(key, directory, &why, &source))?;
+        self.cache = Some(directory.into());
+        self.given.add("cache");
+        Ok(())
+    }
+
+    /// Takes from the site file's settings what nobody else has given. A key that
+    /// chooses the same thing as one that was given is passed over.
+    #[must_use]
+    pub fn over(mut self, site: &Settings) -> Settings {
+        let host = ["master", "suffix", "iface"];
+        let port = ["port", "ports"];
+        let before = self.given;
+        for key in KEYS.iter().filter(|key| site.given.has(key.name) && !before.has(key.name)) {
+            let rivals: &[&str] = match key.name {
+                name if host.contains(&name) => &host,
+                name if port.contains(&name) => &port,
+                _ => &[],
+            };
+            if rivals.iter().any(|rival| before.has(rival)) {
+                continue;
+            }
+            match key.name {
+                "profile" => (self.profile, self.site_profile) = (site.profile, site.site_profile.clone()),
+                "fabric" => self.fabric = site.fabric,
+                "launch" => self.launch = site.launch,
+                "rdzv" => self.rdzv = site.rdzv,
+                "checks" => self.checks = site.checks,
+                "port" => self.port = site.port,
+                "ports" => self.ports = site.ports,
+                "master" => self.master = site.master.clone(),
+                "suffix" => self.suffix = site.suffix.clone(),
+                "iface" => self.iface = site.iface.clone(),
+                "cache" => self.cache = site.cache.clone(),
+                "local" => self.local = site.local.clone(),
+                _ => continue,
+            }
+            self.given.add(key.name);
+            self.of_site.add(key.name);
+        }
+        for (id, level) in &site.rules {
+            self.rules.entry(id).or_insert(*level);
+        }
+        self.show |= site.show;
+        self.debug |= site.debug;
+        self.deterministic |= site.deterministic;
+        self
     }
 
     /// Keys that exclude each other.
@@ -396,28 +627,91 @@ impl Settings {
 /// settings.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.profile.name())?;
-        for (word, given) in [("off", self.off), ("help", self.help), ("show", self.show)] {
-            if given {
-                write!(f, ",{word}")?;
-            }
-        }
-        if self.launch != Launch::Auto {
-            write!(f, ",launch={}", self.launch.name())?;
-        }
-        if let Some(port) = self.port {
-            write!(f, ",port={port}")?;
-        }
-        if let Some(ports) = self.ports {
-            write!(f, ",ports={ports}")?;
-        }
-        for (key, value) in [("master", &self.master), ("suffix", &self.suffix), ("iface", &self.iface)] {
-            if let Some(value) = value {
-                write!(f, ",{key}={value}")?;
-            }
-        }
-        Ok(())
+        let words = [
+            ("off", self.off),
+            ("help", self.help),
+            ("show", self.show),
+            ("debug", self.debug),
+            ("deterministic", self.deterministic),
+        ];
+        let words = words.iter().filter(|(_, given)| *given).map(|(word, _)| word.to_string());
+        let own = |key: &&Key| !self.of_site.has(key.name);
+        let keys = KEYS.iter().filter(own).filter_map(|key| Some((key.name, self.get(key.name)?)));
+        let keys = keys.map(|(key, value)| if key == "profile" { value } else { format!("{key}={value}") });
+        let rules = self.rules.iter().map(|(id, level)| format!("{id}={}", level.name()));
+        let items: Vec<String> = keys.chain(words).chain(rules).collect();
+        f.write_str(if items.is_empty() { "on" } else { "" })?;
+        f.write_str(&items.join(","))
     }
+}
+
+/// One of a setting's words.
+fn chosen<T: Copy>(key: &Key, value: &str, known: &[(&'static str, T)], source: &Source) -> Result<T, SpecError> {
+    known
+        .iter()
+        .find(|(word, _)| *word == value)
+        .map(|(_, chosen)| *chosen)
+        .ok_or_else(|| bad_word(key, value, known.iter().map(|(word, _)| *word), source))
+}
+
+/// A path as SPEC has it: what would end it there is written %XX.
+fn escape(path: &str) -> String {
+    let mut text = String::with_capacity(path.len());
+    for character in path.chars() {
+        match character {
+            ',' | '%' | ' ' | '#' => text.push_str(&format!("%{:02X}", u32::from(character))),
+            _ => text.push(character),
+        }
+    }
+    text
+}
+
+fn unescape(text: &str) -> Result<String, String> {
+    let mut path = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            path.push(byte);
+            continue;
+        }
+        let digits = [bytes.next().unwrap_or(0), bytes.next().unwrap_or(0)];
+        let code = std::str::from_utf8(&digits).ok().and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        path.push(code.ok_or("% stands before two hexadecimal digits; a % itself is %25")?);
+    }
+    String::from_utf8(path).map_err(|_| "it is not UTF-8".into())
+}
+
+/// A directory that may hold caches. A shell variable that was empty leaves
+/// paths such as `/` and `//hf`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_directory(path: &str) -> Result<(), String> {
+    if path.is_empty() {
+        return Err("it is empty".into());
+    }
+    if !path.starts_with('/') {
+        return Err("it is not absolute".into());
+    }
+    if path.starts_with("//") {
+        return Err("it begins with //: was a variable in it empty?".into());
+    }
+    if path.trim_matches('/').is_empty() {
+        return Err("it is the root directory: was a variable in it empty?".into());
+    }
+    if path.contains('$') {
+        return Err("there is a $ left in it: no shell has replaced the variable".into());
+    }
+    if path.split('/').any(|part| part == "..") {
+        return Err("there is a .. in it".into());
+    }
+    if path.chars().any(char::is_control) {
+        return Err("there is a control character in it".into());
+    }
+    if path.len() > 1024 {
+        return Err("longer than 1024 bytes".into());
+    }
+    Ok(())
 }
 
 fn bad(key: &Key, value: &str, why: &str, source: &Source) -> SpecError {
@@ -430,7 +724,7 @@ fn bad(key: &Key, value: &str, why: &str, source: &Source) -> SpecError {
     }
 }
 
-fn bad_word<const N: usize>(key: &Key, value: &str, known: [&'static str; N], source: &Source) -> SpecError {
+fn bad_word(key: &Key, value: &str, known: impl Iterator<Item = &'static str>, source: &Source) -> SpecError {
     let why = match nearest(value, known) {
         Some(near) => format!("no such {} (did you mean '{near}'?)", key.name),
         None => format!("no such {}", key.name),
@@ -598,7 +892,7 @@ mod tests {
             let settings = parse(spec).unwrap();
             let again = parse(&settings.to_string()).unwrap();
             // The canonical form names the profile always.
-            assert_eq!(Settings { given: Given(0), ..settings }, Settings { given: Given(0), ..again });
+            assert_eq!(settings, again);
         }
     }
 
@@ -625,11 +919,7 @@ mod tests {
                 Ok(settings) => {
                     parsed += 1;
                     let again = parse(&settings.to_string()).unwrap_or_else(|error| panic!("{spec:?}: {error}"));
-                    assert_eq!(
-                        Settings { given: Given(0), ..again },
-                        Settings { given: Given(0), ..settings },
-                        "{spec:?}"
-                    );
+                    assert_eq!(again, settings, "{spec:?}");
                 }
                 Err(error) => assert!(!error.to_string().contains(['\n', '\0']), "{spec:?}: {error}"),
             }

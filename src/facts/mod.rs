@@ -7,22 +7,32 @@
 pub mod environment;
 pub mod gpus;
 pub mod hostlist;
+pub mod netdevs;
 pub mod network;
+pub mod rdma;
 pub mod step;
+pub mod task;
 
 pub use environment::Environment;
+pub use netdevs::NetDevice;
+pub use rdma::RdmaPort;
 pub use step::{Step, StepError};
+pub use task::TaskFacts;
 
 use std::path::Path;
 
 /// What the node itself says, read once per node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeFacts {
     /// Model names of the GPUs, as the NVIDIA driver prints them; empty
     /// without the driver.
     pub gpu_models: Vec<String>,
     /// The kernel's range of ports for outgoing connections, if known.
     pub ephemeral_ports: Option<(u16, u16)>,
+    /// Ports of RDMA devices; `None`: not known.
+    pub rdma: Option<Vec<RdmaPort>>,
+    /// Network devices; `None`: not known.
+    pub netdevs: Option<Vec<NetDevice>>,
     /// What could not be read, in words.
     pub unknown: Vec<String>,
 }
@@ -40,7 +50,7 @@ impl NodeFacts {
             unknown.push(why);
             None
         });
-        NodeFacts { gpu_models, ephemeral_ports, unknown }
+        NodeFacts { gpu_models, ephemeral_ports, rdma: None, netdevs: None, unknown }
     }
 }
 

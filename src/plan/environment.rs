@@ -4,64 +4,59 @@
 //! scripts (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>),
 //! so a variable needs a reason to be here.
 
-use crate::config::{Profile, Settings};
+use crate::config::Profile;
 
-use super::marks::Marks;
-use super::{Facts, Origin, Plan};
+use super::precedence::{Layer, Offers};
+use super::{Facts, Origin, StepPlan};
 
-pub(super) fn decide(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: &Marks) {
-    let mut offer = Offer { plan, facts, marks };
-    offer.value("NCCL_DEBUG", "WARN", "NCCL names the cause of a fatal error; INFO would flood the log");
-    offer.on_several_nodes(
-        "NCCL_IB_TIMEOUT",
-        "22",
-        "4.096 us * 2^22, seven times: two minutes until a dead link is an error (the often copied 120 is out of range)",
-        "one node: no network between the ranks",
-    );
-    offer.on_several_nodes(
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        "1",
-        "a failed or timed out collective ends the process instead of leaving it waiting",
-        "one node: PyTorch's own default ends the process too",
-    );
-    offer.value("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "CUDA counts the GPUs as nvidia-smi and Slurm do");
-    connections(offer, settings);
+/// What is wanted: a built-in profile and what is added to it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    pub profile: Profile,
+    pub debug: bool,
+    pub deterministic: bool,
 }
 
-/// Offers a value for a variable the user has not set.
-struct Offer<'a, 'f> {
-    plan: &'a mut Plan,
-    facts: &'a Facts<'f>,
-    marks: &'a Marks,
-}
-
-impl Offer<'_, '_> {
-    /// An empty value counts as set: NCCL then takes its default, which may be
-    /// what the user wants.
-    fn value(&mut self, name: &str, value: &str, why: impl Into<String>) {
-        match self.marks.users(self.facts.environment, name) {
-            Some(_) => self.plan.leave(name, format!("yours, kept (the profile would set {value})")),
-            None => self.plan.set(name, value, Origin::Profile, why),
-        }
+pub(super) fn offer(offers: &mut Offers, facts: &Facts, step: &StepPlan, wanted: Wanted) {
+    let several = facts.step.nodes() > 1;
+    let trains_with_torch = !matches!(wanted.profile, Profile::Jax | Profile::Worker);
+    offers.profile("NCCL_DEBUG", "WARN", "NCCL names the cause of a fatal error; INFO would flood the log");
+    if several {
+        offers.profile(
+            "NCCL_IB_TIMEOUT",
+            "22",
+            "4.096 us * 2^22, seven times: two minutes until a dead link is an error (the often copied 120 is out of range)",
+        );
+    } else {
+        offers.nothing("NCCL_IB_TIMEOUT", "one node: no network between the ranks");
     }
-
-    /// Not setting it is a decision too.
-    fn nothing(&mut self, name: &str, why: impl Into<String>) {
-        match self.marks.users(self.facts.environment, name) {
-            Some(_) => self.plan.leave(name, "yours, kept"),
-            None if self.marks.ours(self.facts.environment, name) => {
-                self.plan.unset(name, "of the step this one was started from");
-            }
-            None => self.plan.leave(name, why),
-        }
+    let async_errors = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+    match (trains_with_torch, several) {
+        (true, true) => offers.profile(
+            async_errors,
+            "1",
+            "a failed or timed out collective ends the process instead of leaving it waiting",
+        ),
+        (true, false) => offers.nothing(async_errors, "one node: PyTorch's own default ends the process too"),
+        (false, _) => {}
     }
-
-    fn on_several_nodes(&mut self, name: &str, value: &str, why: &str, why_not: &str) {
-        if self.facts.step.nodes() > 1 {
-            self.value(name, value, why);
-        } else {
-            self.nothing(name, why_not);
-        }
+    offers.profile("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "CUDA counts the GPUs as nvidia-smi and Slurm do");
+    if wanted.profile != Profile::Worker {
+        offers.profile("PYTHONUNBUFFERED", "1", "the last lines before a crash reach the log");
+        offers.profile("PYTHONFAULTHANDLER", "1", "a crash in native code prints where Python was");
+    }
+    connections(offers, facts, wanted.profile);
+    match wanted.profile {
+        Profile::Fsdp => expandable_segments(offers, facts, "FSDP's buffers of changing size fragment the memory less"),
+        Profile::Megatron => megatron(offers, facts),
+        Profile::Jax => jax(offers, facts, step),
+        _ => {}
+    }
+    if wanted.debug {
+        debug(offers);
+    }
+    if wanted.deterministic {
+        deterministic(offers, wanted.profile);
     }
 }
 
@@ -69,9 +64,9 @@ impl Offer<'_, '_> {
 /// the order of launch, which Megatron's overlap of tensor-parallel
 /// communication relies on before Blackwell (Megatron-LM, arguments.py); it
 /// serialises the several streams of FSDP and DeepSpeed.
-fn connections(mut offer: Offer, settings: &Settings) {
+fn connections(offers: &mut Offers, facts: &Facts, profile: Profile) {
     let name = "CUDA_DEVICE_MAX_CONNECTIONS";
-    let streams = match (settings.profile, framework_in(offer.facts.command)) {
+    let streams = match (profile, framework_in(facts.command)) {
         (Profile::Megatron, _) | (Profile::Default, None) => None,
         // The framework only: a word of the command may hold a secret.
         (Profile::Default, Some(framework)) => {
@@ -80,20 +75,112 @@ fn connections(mut offer: Offer, settings: &Settings) {
         (profile, _) => Some(format!("profile {}: one connection would serialise its streams", profile.name())),
     };
     if let Some(why) = streams {
-        offer.nothing(name, why);
+        offers.nothing(name, why);
         return;
     }
-    match offer.facts.node.gpu_models.iter().find(|model| is_blackwell(model)) {
-        Some(model) => {
-            offer.value(
-                name,
-                "32",
-                format!("{model}: since Blackwell the order of kernels needs no single connection"),
-            );
+    if let Some(model) = facts.node.gpu_models.iter().find(|model| is_blackwell(model)) {
+        let why = format!("{model}: since Blackwell the order of kernels needs no single connection");
+        offers.profile(name, "32", why);
+    } else if profile == Profile::Megatron && has_any(facts.command, &EXPERT_OVERLAP) {
+        offers.profile(name, "32", "the command overlaps the experts' all-to-all, which needs several connections");
+    } else {
+        offers.profile(name, "1", "kernels start in the order of launch, so that communication overlaps computation");
+    }
+}
+
+/// Megatron-LM's and Megatron-Bridge's flags, without dashes and with `_` for `-`.
+const EXPERT_OVERLAP: [&str; 4] = ["overlap_moe_expert_parallel_comm", "moe_enable_deepep", "deepep", "hybridep"];
+const USER_BUFFERS: [&str; 3] = ["nccl_ub", "use_nccl_ub", "use_sharp"];
+const CUDA_GRAPHS: [&str; 4] = ["enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph"];
+const DATA_OVERLAP: [&str; 2] = ["overlap_grad_reduce", "overlap_param_gather"];
+
+/// Whether a word of the command is one of these flags, as `--a-b`, `a_b=…` or
+/// the last part of `x.y.a_b=…`.
+pub(super) fn has_any(command: &[String], flags: &[&str]) -> bool {
+    command.iter().any(|word| {
+        let name = word.trim_start_matches(['-', '+']).split('=').next().unwrap_or_default();
+        let name = name.rsplit('.').next().unwrap_or(name).replace('-', "_").to_ascii_lowercase();
+        flags.contains(&name.as_str())
+    })
+}
+
+/// Merged into the user's list. Both names are read by PyTorch since 2.9, the
+/// older one alone before; two different values would fight.
+fn expandable_segments(offers: &mut Offers, facts: &Facts, why: &str) {
+    let new = facts.environment.get("PYTORCH_ALLOC_CONF").is_some();
+    let old = facts.environment.get("PYTORCH_CUDA_ALLOC_CONF").is_some();
+    let name = if new && !old { "PYTORCH_ALLOC_CONF" } else { "PYTORCH_CUDA_ALLOC_CONF" };
+    offers.profile(name, "expandable_segments:True", why);
+}
+
+/// As Megatron-Bridge's recipes have it, but for NCCL_NVLS_ENABLE=0, which pays
+/// memory with a quarter of the bandwidth in the node and is left to them.
+fn megatron(offers: &mut Offers, facts: &Facts) {
+    offers.profile("TORCH_NCCL_HIGH_PRIORITY", "1", "communication kernels are not kept waiting by computation");
+    offers.profile(
+        "TOKENIZERS_PARALLELISM",
+        "false",
+        "the data loader's workers are forked after the tokenizer's threads",
+    );
+    if has_any(facts.command, &USER_BUFFERS) {
+        let why = "the command registers NCCL user buffers, which expandable segments break";
+        offers.nothing("PYTORCH_CUDA_ALLOC_CONF", why);
+        offers.profile("NCCL_NVLS_ENABLE", "1", "NCCL user buffers are for NVLink SHARP");
+        offers.profile("NCCL_CTA_POLICY", "1", "with registered buffers NCCL needs few SMs");
+    } else {
+        expandable_segments(offers, facts, "less memory is lost to fragments");
+        if has_any(facts.command, &CUDA_GRAPHS) {
+            let why = "CUDA graphs with expandable segments: NCCL must not register their buffers";
+            offers.profile("NCCL_GRAPH_REGISTER", "0", why);
         }
-        None => {
-            offer.value(name, "1", "kernels start in the order of launch, so that communication overlaps computation");
-        }
+    }
+    if has_any(facts.command, &DATA_OVERLAP) {
+        let blackwell = facts.node.gpu_models.iter().any(|model| is_blackwell(model));
+        let margin = if blackwell { "20" } else { "16" };
+        let why = "the command overlaps gradients' communication: norms leave these SMs to it";
+        offers.profile("NVTE_FWD_LAYERNORM_SM_MARGIN", margin, why);
+        offers.profile("NVTE_BWD_LAYERNORM_SM_MARGIN", margin, why);
+    }
+}
+
+/// jax.distributed takes ranks from Slurm itself (jax/_src/clusters/
+/// slurm_cluster.py); its port is one per job, not per step.
+fn jax(offers: &mut Offers, facts: &Facts, step: &StepPlan) {
+    let (host, port) = (step.master_addr.as_deref(), step.master_port);
+    if let Some(port) = port {
+        let why = "MASTER_PORT: JAX's own would be the same in all steps of the job";
+        offers.value(Layer::Profile, Origin::Step, "JAX_COORDINATOR_PORT", port.to_string(), why);
+    }
+    let proxy = ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
+    let proxied = proxy.iter().any(|name| facts.environment.get(name).is_some_and(|value| !value.is_empty()));
+    if let Some(host) = host.filter(|_| proxied) {
+        let why = "a proxy is set: JAX's ranks must reach their coordinator without it";
+        offers.profile("no_proxy", host, why);
+    }
+}
+
+fn debug(offers: &mut Offers) {
+    let why = "debug: ";
+    for (name, value, what) in [
+        ("NCCL_DEBUG", "INFO", "NCCL says what it finds and decides"),
+        ("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV,NET,GRAPH", "of start, network and topology, not of each collective"),
+        ("TORCH_CPP_LOG_LEVEL", "INFO", "the log of PyTorch's native code"),
+        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "c10d checks each collective among the ranks; slow"),
+        ("TORCH_SHOW_CPP_STACKTRACES", "1", "errors of native code show where they came from"),
+    ] {
+        offers.value(Layer::AddOn, Origin::Profile, name, value, format!("{why}{what}"));
+    }
+}
+
+fn deterministic(offers: &mut Offers, profile: Profile) {
+    let mut offer = |name: &str, value: &str, what: &str| {
+        offers.value(Layer::AddOn, Origin::Profile, name, value, format!("deterministic: {what}"));
+    };
+    offer("CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS sums in one order with a workspace of fixed size");
+    offer("NCCL_ALGO", "Ring", "one order of reduction, whatever the message's size");
+    offer("PYTHONHASHSEED", "0", "the order of Python's sets is that of the last run");
+    if profile != Profile::Jax {
+        offer("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", "TransformerEngine takes its deterministic kernels");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::config::Launch;
+use crate::config::{Launch, Profile, Settings};
 
 /// What the tasks of the step are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -10,16 +10,27 @@ use crate::config::Launch;
 pub enum Shape {
     /// The tasks are the ranks.
     Native,
+    /// Each task starts a launcher, such as torchrun, that starts the node's ranks.
+    Agent,
+    /// The tasks are the ranks of palingenesis-worker.
+    Worker,
     /// A shell for a person: the environment, no rank variables, since a
     /// program started in it later belongs to no rank.
     Shell,
 }
 
 impl Shape {
+    /// Whether the step's tasks are ranks themselves.
+    pub fn tasks_are_ranks(self) -> bool {
+        matches!(self, Shape::Native | Shape::Worker)
+    }
+
     /// As printed.
     pub fn name(self) -> &'static str {
         match self {
             Shape::Native => "native",
+            Shape::Agent => "agent",
+            Shape::Worker => "worker",
             Shape::Shell => "shell",
         }
     }
@@ -30,10 +41,13 @@ const SHELLS: [&str; 9] = ["bash", "sh", "zsh", "dash", "fish", "ksh", "mksh", "
 /// The shape asked for, or the one that shows: a shell is for a person if it has
 /// a terminal, by `--pty` or as srun's own standard input. `srun bash <script`
 /// is a program like any other.
-pub fn shape(launch: Launch, command: &[String], pty: bool, terminal: bool) -> Shape {
-    match launch {
+pub fn shape(settings: &Settings, command: &[String], pty: bool, terminal: bool) -> Shape {
+    match settings.launch {
         Launch::Native => Shape::Native,
+        Launch::Agent => Shape::Agent,
+        Launch::Worker => Shape::Worker,
         Launch::Shell => Shape::Shell,
+        Launch::Auto if settings.profile == Profile::Worker => Shape::Worker,
         Launch::Auto if pty || (terminal && is_interactive_shell(command)) => Shape::Shell,
         Launch::Auto => Shape::Native,
     }
@@ -67,7 +81,7 @@ mod tests {
 
     fn auto(command: &str, pty: bool, terminal: bool) -> Shape {
         let command: Vec<String> = command.split_whitespace().map(String::from).collect();
-        shape(Launch::Auto, &command, pty, terminal)
+        shape(&Settings::default(), &command, pty, terminal)
     }
 
     #[test]
@@ -88,7 +102,8 @@ mod tests {
     #[test]
     fn launch_overrides() {
         let bash = ["bash".to_string()];
-        assert_eq!(shape(Launch::Native, &bash, true, true), Shape::Native);
-        assert_eq!(shape(Launch::Shell, &["python3".to_string()], false, false), Shape::Shell);
+        let settings = |spec| Settings::parse(spec, crate::config::Source::Option).unwrap();
+        assert_eq!(shape(&settings("launch=native"), &bash, true, true), Shape::Native);
+        assert_eq!(shape(&settings("launch=shell"), &["python3".to_string()], false, false), Shape::Shell);
     }
 }

@@ -32,6 +32,11 @@ impl Marks {
         Marks { step, hashes }
     }
 
+    /// Names that were marked.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.hashes.iter().map(|(name, _)| name.as_str())
+    }
+
     /// Whether `name` still holds the value we gave it, in whichever step.
     pub fn ours(&self, environment: &Environment, name: &str) -> bool {
         let marked = self.hashes.iter().find(|(marked, _)| marked == name);

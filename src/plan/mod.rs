@@ -3,21 +3,30 @@
 //! a job gets by construction.
 
 pub mod catalog;
+pub mod checks;
 pub mod environment;
+pub mod fabric;
 pub mod launch;
 pub mod marks;
+pub mod merge;
+pub mod precedence;
 pub mod ranks;
 pub mod rendezvous;
+mod threads;
 
 use serde::Serialize;
 use thiserror::Error;
 
 use crate::config::Settings;
+use crate::config::site::{SiteProfile, SiteVariable, SiteView};
 use crate::facts::network::{Interface, Resolution};
-use crate::facts::{Environment, NodeFacts, Rank0, Step};
+use crate::facts::task::Container;
+use crate::facts::{Environment, NodeFacts, Rank0, Step, TaskFacts};
 
+use checks::Subject;
 pub use launch::Shape;
 use marks::Marks;
+use precedence::{Layer, Offers};
 pub use rendezvous::RendezvousError;
 
 /// Everything a plan is made from.
@@ -37,6 +46,36 @@ pub struct Facts<'a> {
     pub resolution: &'a Resolution,
     /// This node's interfaces; needed with `iface=` only.
     pub interfaces: &'a [Interface],
+    /// What the task finds where it runs.
+    pub task: &'a TaskFacts,
+    /// The environment as it was submitted, where a container plugin may have
+    /// changed it since.
+    pub submitted: Option<&'a Environment>,
+    /// What the site file says of this partition and node.
+    pub site: Option<&'a SiteView>,
+}
+
+static UNKNOWN_NODE: NodeFacts =
+    NodeFacts { gpu_models: Vec::new(), ephemeral_ports: None, rdma: None, netdevs: None, unknown: Vec::new() };
+static UNKNOWN_TASK: TaskFacts = TaskFacts { cpus: None, nccl_files: Vec::new(), container: Container::None };
+static UNKNOWN_RANK0: Rank0 = Rank0 { host: None, address: None };
+
+impl<'a> Facts<'a> {
+    /// A task's step and environment, and nothing else known.
+    pub fn new(step: &'a Step, environment: &'a Environment) -> Facts<'a> {
+        Facts {
+            step,
+            environment,
+            command: &[],
+            node: &UNKNOWN_NODE,
+            rank0: &UNKNOWN_RANK0,
+            resolution: &Resolution::NotTried,
+            interfaces: &[],
+            task: &UNKNOWN_TASK,
+            submitted: None,
+            site: None,
+        }
+    }
 }
 
 /// Who decided a value.
@@ -100,6 +139,8 @@ pub struct Note {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
+    /// It cannot start, or certainly fails: refused, unless `checks=` says otherwise.
+    Error,
     /// Probably not what was meant.
     Warning,
     /// Good to know.
@@ -128,8 +169,10 @@ pub struct StepPlan {
     pub step_id: u32,
     /// What the tasks are.
     pub shape: Shape,
-    /// The environment's profile.
-    pub profile: &'static str,
+    /// The environment's profile, with what is added to it.
+    pub profile: String,
+    /// The network between the nodes; "auto" where it is not known.
+    pub fabric: &'static str,
     /// Number of nodes.
     pub nodes: u32,
     /// The step's nodes as Slurm writes them.
@@ -178,6 +221,26 @@ pub enum Refusal {
     /// MASTER_ADDR or MASTER_PORT cannot work.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
+    /// A profile of the site file that this node's does not have.
+    #[error("profile {name} is not in the site file of {node}; the site's files differ: tell the cluster's admins")]
+    NoSuchProfile {
+        /// As given.
+        name: String,
+        /// This node.
+        node: String,
+    },
+    /// Checks that found errors.
+    #[error("{}", shown(.0))]
+    Checks(Vec<Warning>),
+}
+
+/// Each finding as a sentence, joined to one line.
+fn shown(found: &[Warning]) -> String {
+    let sentence = |warning: &Warning| {
+        let Warning { id, message, cure, .. } = warning;
+        format!("{message}; {cure} ({id}=warn would start it all the same)")
+    };
+    found.iter().map(sentence).collect::<Vec<_>>().join(" | ")
 }
 
 /// The plan for the rank that `facts` are about.
@@ -185,15 +248,31 @@ pub enum Refusal {
 /// # Errors
 /// When the step could not start right.
 pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
+    let merged = facts.site.map(|site| settings.clone().over(&site.settings));
+    let (spec, settings) = (settings, merged.as_ref().unwrap_or(settings));
     let step = facts.step;
     let marks = Marks::of(facts.environment);
-    let shape = launch::shape(settings.launch, facts.command, step.pty, step.terminal);
+    let shape = launch::shape(settings, facts.command, step.pty, step.terminal);
+    let site_profile = site_profile(facts, settings)?;
+    let wanted = environment::Wanted {
+        profile: site_profile.map_or(settings.profile, |profile| profile.base),
+        debug: settings.debug || site_profile.is_some_and(|profile| profile.debug),
+        deterministic: settings.deterministic || site_profile.is_some_and(|profile| profile.deterministic),
+    };
+    let mut profile = settings.profile_name().to_string();
+    for (word, given) in [("debug", wanted.debug), ("deterministic", wanted.deterministic)] {
+        if given {
+            profile.push(',');
+            profile.push_str(word);
+        }
+    }
     let mut plan = Plan {
         step: StepPlan {
             job_id: step.job_id,
             step_id: step.step_id,
             shape,
-            profile: settings.profile.name(),
+            profile,
+            fabric: fabric::fabric(facts, settings).0.name(),
             nodes: step.nodes(),
             node_list: step.node_list.clone(),
             world_size: step.world_size,
@@ -213,12 +292,54 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     };
     ranks::decide(&mut plan, facts, &marks);
     rendezvous::decide(&mut plan, facts, settings, &marks)?;
-    environment::decide(&mut plan, facts, settings, &marks);
+    let mut offers = Offers::default();
+    environment::offer(&mut offers, facts, &plan.step, wanted);
+    fabric::offer(&mut offers, facts, settings);
+    threads::offer(&mut offers, facts, shape, 1);
+    offer_site(&mut offers, facts, site_profile);
+    precedence::settle(&mut plan, facts, &marks, &offers);
     for unknown in &facts.node.unknown {
         plan.inform("facts-unknown", unknown.clone(), "what follows from it is left as if it were not there");
     }
-    marks::decide(&mut plan, settings);
-    Ok(plan)
+    let values = precedence::values(&plan, facts, &marks);
+    let subject = Subject {
+        command: facts.command,
+        nodes: Some(step.nodes()),
+        tasks: Some(step.world_size),
+        tasks_on_a_node: Some(step.local_world_size),
+        shape: Some(shape),
+        step: Some(step),
+        node: Some(facts.node),
+        task: Some(facts.task),
+        ..Subject::of_values(&values, settings)
+    };
+    checks::decide(&mut plan, &subject);
+    marks::decide(&mut plan, spec);
+    let errors: Vec<Warning> = plan.warnings.iter().filter(|w| w.severity == Severity::Error).cloned().collect();
+    if errors.is_empty() { Ok(plan) } else { Err(Refusal::Checks(errors)) }
+}
+
+/// The profile of the site file that is wanted, if one is.
+fn site_profile<'a>(facts: &Facts<'a>, settings: &Settings) -> Result<Option<&'a SiteProfile>, Refusal> {
+    let Some(name) = &settings.site_profile else {
+        return Ok(None);
+    };
+    let found = facts.site.and_then(|site| site.profiles.get(name));
+    found.map(Some).ok_or_else(|| Refusal::NoSuchProfile { name: name.clone(), node: facts.step.node.clone() })
+}
+
+/// The site file's variables, and those of its profile.
+fn offer_site(offers: &mut Offers, facts: &Facts, profile: Option<&SiteProfile>) {
+    let mut offer = |variable: &SiteVariable, default: Layer| {
+        let layer = if variable.force { Layer::Forced } else { default };
+        offers.value(layer, Origin::Site, &variable.name, &variable.value, &variable.place);
+    };
+    for variable in profile.iter().flat_map(|profile| &profile.env) {
+        offer(variable, Layer::AddOn);
+    }
+    for variable in facts.site.iter().flat_map(|site| &site.env) {
+        offer(variable, Layer::Site);
+    }
 }
 
 impl Plan {

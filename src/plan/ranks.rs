@@ -29,7 +29,7 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
     let elastic = facts.environment.iter().map(|(name, _)| name).filter(|name| name.starts_with(ELASTIC_PREFIX));
     let elastic: Vec<&str> = elastic.collect();
     match plan.step.shape {
-        Shape::Native => {
+        Shape::Native | Shape::Worker => {
             let mut stale = Vec::new();
             for (name, value, why) in variables {
                 let value = value.to_string();
@@ -43,7 +43,7 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
             stale.truncate(MOST_NAMED);
             if !stale.is_empty() {
                 plan.warn(
-                    "inherited-ranks",
+                    "ranks-stale",
                     format!(
                         "{}{} came from the environment and is not this step's; replaced or removed",
                         stale.join(" "),
@@ -56,14 +56,19 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
                 plan.unset(name, "inherited from another launcher; this step has none");
             }
         }
-        Shape::Shell => {
-            plan.leave(
-                "RANK and the others",
-                "a shell is no rank; an srun in it gets its own (launch=native would set them)",
-            );
+        Shape::Shell | Shape::Agent => {
+            let (left, removed) = if plan.step.shape == Shape::Agent {
+                ("the launcher gives each rank its own", "inherited; a launcher is no rank")
+            } else {
+                (
+                    "a shell is no rank; an srun in it gets its own (launch=native would set them)",
+                    "inherited; a shell is no rank",
+                )
+            };
+            plan.leave("RANK and the others", left);
             let names = variables.map(|(name, ..)| name);
             for name in names.into_iter().chain(OF_A_LAUNCHER).filter(|name| inherited(name)) {
-                plan.unset(name, "inherited; a shell is no rank");
+                plan.unset(name, removed);
             }
         }
     }

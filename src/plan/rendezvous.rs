@@ -250,7 +250,7 @@ pub fn wanted(
     settings: &Settings,
     rank0: &Rank0,
 ) -> Vec<String> {
-    if shape(settings.launch, command, step.pty, step.terminal) == Shape::Shell {
+    if shape(settings, command, step.pty, step.terminal) == Shape::Shell {
         return Vec::new();
     }
     let marks = Marks::of(environment);
@@ -508,7 +508,7 @@ fn settle_port(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: &Mark
         && (low..=high).contains(&port)
     {
         plan.warn(
-            "port-in-ephemeral-range",
+            "port-range",
             format!("MASTER_PORT={port} lies in the kernel's range for outgoing connections ({low}-{high}), so it may be taken when rank 0 wants it"),
             "choose ports below it with ports=LOW-HIGH",
         );

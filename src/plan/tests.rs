@@ -13,19 +13,22 @@ pub(crate) fn rounds() -> usize {
 }
 
 /// A step's facts, to be changed by each test.
-struct World {
-    step: Step,
-    environment: Environment,
-    command: Vec<String>,
-    node: NodeFacts,
-    rank0: Rank0,
-    resolution: Resolution,
-    interfaces: Vec<Interface>,
+pub(crate) struct World {
+    pub step: Step,
+    pub environment: Environment,
+    pub command: Vec<String>,
+    pub node: NodeFacts,
+    pub rank0: Rank0,
+    pub resolution: Resolution,
+    pub interfaces: Vec<Interface>,
+    pub task: TaskFacts,
+    pub submitted: Option<Environment>,
+    pub site: Option<SiteView>,
 }
 
 impl World {
     /// Rank `rank` of `tasks` on `nodes`, in job 44, step 0.
-    fn new(nodes: &str, tasks: &str, rank: u32) -> World {
+    pub fn new(nodes: &str, tasks: &str, rank: u32) -> World {
         World {
             step: Step::described(nodes, tasks, rank, 44, 0).unwrap(),
             environment: Environment::default(),
@@ -34,22 +37,25 @@ impl World {
             rank0: Rank0::default(),
             resolution: Resolution::NotTried,
             interfaces: Vec::new(),
+            task: TaskFacts::default(),
+            submitted: None,
+            site: None,
         }
     }
 
-    fn export(mut self, pairs: &[(&str, &str)]) -> World {
+    pub fn export(mut self, pairs: &[(&str, &str)]) -> World {
         for (name, value) in pairs {
             self.environment.set(*name, *value);
         }
         self
     }
 
-    fn resolves(mut self, addresses: &[&str]) -> World {
+    pub fn resolves(mut self, addresses: &[&str]) -> World {
         self.resolution = Resolution::Found(addresses.iter().map(|a| a.parse().unwrap()).collect());
         self
     }
 
-    fn plan(&self, spec: &str) -> Result<Plan, Refusal> {
+    pub fn plan(&self, spec: &str) -> Result<Plan, Refusal> {
         let settings = Settings::parse(spec, Source::Option).unwrap();
         let facts = Facts {
             step: &self.step,
@@ -59,12 +65,15 @@ impl World {
             rank0: &self.rank0,
             resolution: &self.resolution,
             interfaces: &self.interfaces,
+            task: &self.task,
+            submitted: self.submitted.as_ref(),
+            site: self.site.as_ref(),
         };
         plan(&facts, &settings)
     }
 
     #[track_caller]
-    fn refusal(&self, spec: &str) -> String {
+    pub fn refusal(&self, spec: &str) -> String {
         let text = self.plan(spec).expect_err(spec).to_string();
         assert!(!text.contains('\n'), "{text}");
         text
@@ -189,7 +198,7 @@ fn inherited_rank_variables_are_replaced_with_a_word() {
     let plan = world.plan("").unwrap();
     assert_eq!(plan.value("RANK"), Some("1"));
     assert_eq!(plan.warnings.len(), 1);
-    assert_eq!(plan.warnings[0].id, "inherited-ranks");
+    assert_eq!(plan.warnings[0].id, "ranks-stale");
     // WORLD_SIZE is what it should be: nothing to say about it.
     assert!(plan.warnings[0].message.contains("RANK=3") && !plan.warnings[0].message.contains("WORLD_SIZE"));
     assert_eq!(removed(&plan), ["ROLE_RANK"]);
@@ -398,7 +407,7 @@ fn a_port_the_kernel_may_give_away_is_told() {
     world.node.ephemeral_ports = Some((32768, 60999));
     assert!(world.plan("").unwrap().warnings.is_empty());
     let warned = world.plan("port=50000").unwrap();
-    assert_eq!(warned.warnings[0].id, "port-in-ephemeral-range");
+    assert_eq!(warned.warnings[0].id, "port-range");
     world.node.ephemeral_ports = Some((15000, 65000));
     assert_eq!(world.plan("").unwrap().warnings.len(), 1);
 }

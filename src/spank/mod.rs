@@ -167,10 +167,7 @@ fn run(hook: Hook, raw: ffi::spank_t, count: c_int, words: *mut *mut c_char) {
 fn dispatch(hook: Hook, context: Context, handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     match (context, hook) {
         (Context::Local, Hook::Init) => srun::init(handle),
-        (Context::Allocator | Context::Remote | Context::Slurmd, Hook::Init) => {
-            handle.register_option(&srun::OPTION)?;
-            Ok(())
-        }
+        (Context::Allocator | Context::Remote | Context::Slurmd, Hook::Init) => srun::register(handle),
         (Context::Local, Hook::InitPostOpt) => srun::init_post_opt(arguments),
         (Context::Allocator, Hook::InitPostOpt) => srun::allocator_init_post_opt(),
         (Context::Local, Hook::LocalUserInit) => srun::local_user_init(handle),

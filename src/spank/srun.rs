@@ -12,7 +12,7 @@ use super::host::{self, CommandLineOption, Handle, Layout};
 use super::kept::{self, lock};
 use super::{Arguments, Failure};
 use crate::EXIT_REFUSED;
-use crate::config::{self, FLAG_VARIABLE, Plugstack, Settings};
+use crate::config::{self, FLAG_VARIABLE, Given, Plugstack, Settings};
 use crate::facts::network::{PATIENCE, Resolution, resolve};
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::{Environment, hostlist};
@@ -53,6 +53,32 @@ pub static OPTION: CommandLineOption = CommandLineOption {
     usage: c"give each task its rank variables and NCCL environment (SPEC=help lists what there is)",
     callback: option_given,
 };
+
+/// `--palingenesis-cache=DIR`, apart because DIR may hold commas and blanks.
+pub static CACHE_OPTION: CommandLineOption = CommandLineOption {
+    name: c"palingenesis-cache",
+    argument: c"DIR",
+    usage: c"with --palingenesis: shared directory for the caches of Hugging Face, NeMo, PyTorch and uv",
+    callback: cache_given,
+};
+
+/// Every option; each is registered in every context, or Slurm would complain
+/// of an unknown one where it is not.
+pub const OPTIONS: [&CommandLineOption; 2] = [&OPTION, &CACHE_OPTION];
+
+/// The argument of `--palingenesis-cache`; the last use wins.
+static CACHE_GIVEN: Mutex<Option<String>> = Mutex::new(None);
+
+/// As [`option_given`].
+unsafe extern "C" fn cache_given(_: c_int, argument: *const c_char, remote: c_int) -> c_int {
+    if remote == 0 {
+        let _ = catch_unwind(|| {
+            // SAFETY: Slurm passes null or a C string.
+            *lock(&CACHE_GIVEN) = unsafe { host::owned(argument) };
+        });
+    }
+    0
+}
 
 /// The option's argument; the last use wins. `None`: not given.
 static GIVEN: Mutex<Option<String>> = Mutex::new(None);
@@ -145,7 +171,9 @@ fn forget_terminal() {
 
 fn settings(environment: &Environment) -> Result<Option<Settings>, Failure> {
     let given = lock(&GIVEN).clone();
-    let settings = config::resolve(given.as_deref(), environment).map_err(refused)?;
+    let cache = lock(&CACHE_GIVEN).clone();
+    let given = Given { option: given.as_deref(), cache: cache.as_deref(), site_profiles: &[] };
+    let settings = config::resolve(given, environment).map_err(refused)?;
     if settings.as_ref().is_some_and(|settings| settings.help) {
         help();
     }
@@ -156,14 +184,21 @@ fn refused(error: impl std::error::Error) -> Failure {
     Failure::Refused(error.to_string())
 }
 
+/// In every context.
+pub fn register(handle: Handle) -> Result<(), Failure> {
+    for option in OPTIONS {
+        handle.register_option(option)?;
+    }
+    Ok(())
+}
+
 /// srun: nothing is known yet. Called once, and for every plugin before any
 /// other hook: a second copy of this plugin in plugstack.conf, whose option
 /// Slurm disables, must not forget what the first one hands over.
 pub fn init(handle: Handle) -> Result<(), Failure> {
     COPIES.fetch_add(1, Ordering::Relaxed);
     forget_handed_over();
-    handle.register_option(&OPTION)?;
-    Ok(())
+    register(handle)
 }
 
 /// srun: options are known, nothing is allocated. Called once per het component.
@@ -226,7 +261,7 @@ pub fn allocator_init_post_opt() -> Result<(), Failure> {
         if let Some(line) = kept::first().filter(|_| settings.is_some()) {
             refuse(&line);
         }
-    } else if let Err(error) = config::resolve(None, &Environment::of_process()) {
+    } else if let Err(error) = config::resolve(Given::default(), &Environment::of_process()) {
         to_stderr(&format!("palingenesis: warning: srun in this job will refuse: {error}\n"));
     }
     Ok(())
@@ -271,6 +306,7 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
 /// srun, sbatch, salloc: the end. Slurm unloads us; what we hold would be lost.
 pub fn exit() {
     *lock(&GIVEN) = None;
+    *lock(&CACHE_GIVEN) = None;
     *lock(&SETTINGS) = None;
 }
 

@@ -111,13 +111,12 @@ fn make_plan(
     let network = Network::of_this_node(&names, settings.iface.is_some())?;
     let node = with_node(|node| node.map(|node| node.facts.clone()).unwrap_or_default());
     let facts = Facts {
-        step,
-        environment,
         command: &command,
         node: &node,
         rank0,
         resolution: &network.resolution,
         interfaces: &network.interfaces,
+        ..Facts::new(step, environment)
     };
     plan::plan(&facts, settings).map_err(refused)
 }

@@ -1,0 +1,246 @@
+//! The checks: what is known to be wrong in what the user, the image, NCCL's
+//! own files and the site file set, in the command and on the node. Each has an
+//! id, by which it can be switched off or made stricter.
+//!
+//! A check is an error where the job cannot start or certainly fails; all else
+//! is a warning, or, where it merely does nothing, a note.
+
+mod launch;
+mod nccl;
+mod node;
+mod torch;
+
+use crate::config::{CheckLevel, Settings};
+use crate::facts::{NodeFacts, Step, TaskFacts};
+
+use super::{Plan, Severity, Shape, Warning};
+
+/// When a check has what it needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// In srun before it asks for anything: variables alone.
+    Environment,
+    /// In srun once the step is laid out: command and layout.
+    Launch,
+    /// On the node, in the task.
+    Node,
+}
+
+/// One check.
+#[derive(Debug, Clone, Copy)]
+pub struct Rule {
+    /// Its name, for good.
+    pub id: &'static str,
+    /// When it can be decided.
+    pub phase: Phase,
+    /// The worst it finds.
+    pub severity: Severity,
+    /// What it looks for, in one line.
+    pub looks_for: &'static str,
+    /// Looks.
+    pub run: fn(&Subject, &mut Findings),
+}
+
+impl Rule {
+    const fn new(
+        id: &'static str,
+        phase: Phase,
+        severity: Severity,
+        looks_for: &'static str,
+        run: fn(&Subject, &mut Findings),
+    ) -> Rule {
+        Rule { id, phase, severity, looks_for, run }
+    }
+}
+
+/// Checks that the plan makes where it decides the value they are about.
+const ELSEWHERE: &[&str] = &[
+    "ranks-stale",
+    "elastic-leak",
+    "variable-passed-over",
+    "name-not-checked",
+    "port-range",
+    "facts-unknown",
+    "site-force",
+];
+
+fn tables() -> impl Iterator<Item = &'static Rule> {
+    [nccl::RULES, torch::RULES, launch::RULES, node::RULES].into_iter().flatten()
+}
+
+/// Every check that looks by itself.
+pub fn rules() -> impl Iterator<Item = &'static Rule> {
+    tables()
+}
+
+/// The ids of all checks, which are keys of SPEC and of the site file.
+pub fn ids() -> impl Iterator<Item = &'static str> {
+    tables().map(|rule| rule.id).chain(ELSEWHERE.iter().copied())
+}
+
+/// Who set a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum From {
+    /// The user.
+    User,
+    /// The container's image, or a plugin before us.
+    Image,
+    /// One of NCCL's files; its name.
+    File(String),
+    /// The site file; where.
+    Site(String),
+    /// We, by profile, option or step.
+    Ours,
+}
+
+/// A variable as the rank's programs will find it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Value {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+    /// Who set it.
+    pub from: From,
+}
+
+impl Value {
+    /// `NAME=value`, with who set it where that is not the user; a secret's value
+    /// is not shown.
+    pub fn shown(&self) -> String {
+        let value = if crate::report::is_secret(&self.name) {
+            "(hidden)".into()
+        } else {
+            crate::config::printable(&self.value)
+        };
+        match &self.from {
+            From::User | From::Ours => format!("{}={value}", self.name),
+            From::Image => format!("{}={value} of the container image", self.name),
+            From::File(place) | From::Site(place) => format!("{}={value} in {place}", self.name),
+        }
+    }
+}
+
+/// What the checks look at. What is not known yet is absent.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject<'a> {
+    /// The variables.
+    pub values: &'a [Value],
+    /// The settings.
+    pub settings: &'a Settings,
+    /// The command and its arguments; empty when not known.
+    pub command: &'a [String],
+    /// The number of nodes of the step.
+    pub nodes: Option<u32>,
+    /// The number of tasks of the step.
+    pub tasks: Option<u32>,
+    /// The most tasks on one node.
+    pub tasks_on_a_node: Option<u32>,
+    /// What the tasks are.
+    pub shape: Option<Shape>,
+    /// This task's place in the step.
+    pub step: Option<&'a Step>,
+    /// The node.
+    pub node: Option<&'a NodeFacts>,
+    /// The task.
+    pub task: Option<&'a TaskFacts>,
+}
+
+impl<'a> Subject<'a> {
+    /// Variables alone.
+    pub fn of_values(values: &'a [Value], settings: &'a Settings) -> Subject<'a> {
+        Subject {
+            values,
+            settings,
+            command: &[],
+            nodes: None,
+            tasks: None,
+            tasks_on_a_node: None,
+            shape: None,
+            step: None,
+            node: None,
+            task: None,
+        }
+    }
+
+    /// What somebody else than we set `name` to.
+    pub fn given(&self, name: &str) -> Option<&'a Value> {
+        self.values.iter().find(|value| value.name == name && value.from != From::Ours)
+    }
+
+    /// What `name` will be, whoever set it.
+    pub fn value(&self, name: &str) -> Option<&'a str> {
+        self.values.iter().find(|value| value.name == name).map(|value| value.value.as_str())
+    }
+
+    /// Whether the step is known to have several nodes.
+    pub fn several_nodes(&self) -> bool {
+        self.nodes.is_some_and(|nodes| nodes > 1)
+    }
+}
+
+/// Collects what one check finds.
+#[derive(Debug, Default)]
+pub struct Findings {
+    id: &'static str,
+    list: Vec<Warning>,
+}
+
+impl Findings {
+    /// It cannot start, or certainly fails.
+    pub fn error(&mut self, message: impl Into<String>, cure: impl Into<String>) {
+        self.add(Severity::Error, message.into(), cure.into());
+    }
+
+    /// Probably not what was meant.
+    pub fn warn(&mut self, message: impl Into<String>, cure: impl Into<String>) {
+        self.add(Severity::Warning, message.into(), cure.into());
+    }
+
+    /// It does nothing.
+    pub fn inform(&mut self, message: impl Into<String>, cure: impl Into<String>) {
+        self.add(Severity::Info, message.into(), cure.into());
+    }
+
+    fn add(&mut self, severity: Severity, message: String, cure: String) {
+        self.list.push(Warning { id: self.id, severity, message, cure });
+    }
+}
+
+/// What the checks of these phases find, as severe as they say.
+pub fn look(subject: &Subject, phases: &[Phase]) -> Vec<Warning> {
+    let mut findings = Findings::default();
+    if subject.settings.checks == CheckLevel::Off && subject.settings.rules.is_empty() {
+        return findings.list;
+    }
+    for rule in tables().filter(|rule| phases.contains(&rule.phase)) {
+        findings.id = rule.id;
+        (rule.run)(subject, &mut findings);
+    }
+    findings.list
+}
+
+/// What the settings make of findings: off drops one, warn takes the error out
+/// of it, and error, given for one check, refuses whatever it finds.
+pub fn judge(found: Vec<Warning>, settings: &Settings) -> Vec<Warning> {
+    found
+        .into_iter()
+        .filter_map(|mut warning| {
+            let by_id = settings.rules.get(warning.id).copied();
+            match by_id.unwrap_or(settings.checks) {
+                CheckLevel::Off if by_id.is_some() || ids().any(|id| id == warning.id) => return None,
+                CheckLevel::Warn if warning.severity == Severity::Error => warning.severity = Severity::Warning,
+                CheckLevel::Error if by_id.is_some() => warning.severity = Severity::Error,
+                _ => {}
+            }
+            Some(warning)
+        })
+        .collect()
+}
+
+/// Runs every check on a rank's plan and adds what they find.
+pub(super) fn decide(plan: &mut Plan, subject: &Subject) {
+    let found = look(subject, &[Phase::Environment, Phase::Launch, Phase::Node]);
+    plan.warnings.extend(found);
+    plan.warnings = judge(std::mem::take(&mut plan.warnings), subject.settings);
+}

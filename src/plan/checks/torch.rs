@@ -1,0 +1,6 @@
+//! Checks of what the variables of PyTorch, CUDA and the other libraries hold.
+
+use super::Rule;
+
+/// Checks of this file.
+pub(super) const RULES: &[Rule] = &[];

@@ -1,0 +1,142 @@
+//! The network between the nodes, and the few variables that follow from its
+//! kind. Which cards are used is no matter of this file.
+
+use crate::config::{Fabric, Settings};
+use crate::facts::rdma::LinkLayer;
+use crate::facts::{NetDevice, RdmaPort};
+
+use super::precedence::{Layer, Offers};
+use super::{Facts, Origin};
+
+/// From here on one socket is too few for a network (Mb/s).
+const FAST_ETHERNET: u32 = 100_000;
+
+/// The fabric, and why it is taken for that one.
+pub fn fabric(facts: &Facts, settings: &Settings) -> (Fabric, String) {
+    if facts.step.nodes() == 1 {
+        return (Fabric::SingleNode, "one node".into());
+    }
+    if settings.fabric != Fabric::Auto {
+        let who = if settings.is_of_site("fabric") { "the site file" } else { "fabric=" };
+        return (settings.fabric, who.into());
+    }
+    match &facts.node.rdma {
+        Some(ports) => seen(ports),
+        None => (Fabric::Auto, "the node's RDMA devices are not known".into()),
+    }
+}
+
+/// By the active ports of the node. A node may have both kinds: its storage is
+/// then on Ethernet more often than its GPUs'.
+fn seen(ports: &[RdmaPort]) -> (Fabric, String) {
+    let active = || ports.iter().filter(|port| port.active);
+    let names = |list: Vec<&RdmaPort>| {
+        let mut names: Vec<&str> = list.iter().map(|port| port.device.as_str()).collect();
+        names.dedup();
+        let more = names.len().saturating_sub(4);
+        names.truncate(4);
+        format!("{}{}", names.join(", "), if more > 0 { format!(" and {more} more") } else { String::new() })
+    };
+    let of = |wanted: &dyn Fn(&&RdmaPort) -> bool| active().filter(wanted).collect::<Vec<_>>();
+    let efa = of(&|port| port.driver.as_deref() == Some("efa"));
+    let infiniband = of(&|port| port.link == LinkLayer::InfiniBand);
+    let ethernet = of(&|port| port.link == LinkLayer::Ethernet);
+    if !efa.is_empty() {
+        (Fabric::Efa, format!("{} of the efa driver", names(efa)))
+    } else if !infiniband.is_empty() {
+        (Fabric::Infiniband, format!("active InfiniBand ports: {}", names(infiniband)))
+    } else if !ethernet.is_empty() {
+        (Fabric::Roce, format!("active RDMA ports on Ethernet: {}", names(ethernet)))
+    } else {
+        (Fabric::Tcp, "no active RDMA port".into())
+    }
+}
+
+pub(super) fn offer(offers: &mut Offers, facts: &Facts, settings: &Settings) {
+    let (fabric, why) = fabric(facts, settings);
+    let mut offer = |name: &str, value: &str, why: String| {
+        offers.value(Layer::Fabric, Origin::Fabric, name, value, why);
+    };
+    match fabric {
+        Fabric::Roce => offer(
+            "NCCL_IB_QPS_PER_CONNECTION",
+            "2",
+            format!("RoCE ({why}): several queue pairs spread a connection over the switches' equal paths"),
+        ),
+        Fabric::Efa => offer(
+            "NCCL_SOCKET_IFNAME",
+            "^docker,lo,veth",
+            format!("EFA ({why}): the bootstrap keeps off the container bridges of cloud images"),
+        ),
+        Fabric::Tcp => {
+            let asked = settings.is_given("fabric");
+            if asked {
+                offer("NCCL_NET", "Socket", format!("{why}: TCP was asked for, and NCCL shall not look further"));
+            }
+            if let Some(device) = fast(facts.node.netdevs.as_deref().unwrap_or_default(), settings.iface.as_deref()) {
+                let speed = device.mbps.unwrap_or(0) / 1000;
+                let why = format!("TCP on {} at {speed} Gb/s: one socket cannot fill it", device.name);
+                offer("NCCL_SOCKET_NTHREADS", "4", why.clone());
+                offer("NCCL_NSOCKS_PERTHREAD", "4", why);
+            }
+        }
+        _ => {}
+    }
+    // `=`: exact, since NCCL's names are prefixes and bond0 would match bond0.100.
+    if let Some(iface) = settings.iface.as_deref().filter(|_| fabric != Fabric::SingleNode) {
+        let origin = if settings.is_of_site("iface") { Origin::Site } else { Origin::Option };
+        let why = format!("iface={iface}: the ranks meet there, so NCCL's sockets do too");
+        offers.value(Layer::Fabric, origin, "NCCL_SOCKET_IFNAME", format!("={iface}"), why);
+        let why = format!("iface={iface}: Gloo takes the host name's address otherwise");
+        offers.value(Layer::Fabric, origin, "GLOO_SOCKET_IFNAME", iface, why);
+    }
+}
+
+/// The fast device that carries the traffic: the one asked for, else one that is
+/// the only fast one.
+fn fast<'a>(devices: &'a [NetDevice], asked: Option<&str>) -> Option<&'a NetDevice> {
+    let mut fast = devices
+        .iter()
+        .filter(|device| device.up && device.mbps.is_some_and(|mbps| mbps >= FAST_ETHERNET))
+        .filter(|device| asked.is_none_or(|asked| device.name == asked));
+    let first = fast.next()?;
+    fast.next().is_none().then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(device: &str, link: LinkLayer, active: bool, driver: &str) -> RdmaPort {
+        RdmaPort { device: device.into(), port: 1, link, active, gbps: Some(400), driver: Some(driver.into()) }
+    }
+
+    #[test]
+    fn the_fabric_by_the_node_s_active_ports() {
+        use LinkLayer::*;
+        for (ports, expected) in [
+            (vec![], Fabric::Tcp),
+            (vec![port("mlx5_0", InfiniBand, false, "mlx5_core")], Fabric::Tcp),
+            (vec![port("mlx5_0", InfiniBand, true, "mlx5_core")], Fabric::Infiniband),
+            (
+                vec![port("mlx5_0", Ethernet, true, "mlx5_core"), port("mlx5_1", InfiniBand, true, "mlx5_core")],
+                Fabric::Infiniband,
+            ),
+            (vec![port("mlx5_0", Ethernet, true, "mlx5_core")], Fabric::Roce),
+            (vec![port("rdmap0s6", Other, true, "efa")], Fabric::Efa),
+        ] {
+            assert_eq!(seen(&ports).0, expected, "{ports:?}");
+        }
+    }
+
+    #[test]
+    fn the_fast_device_must_be_the_only_one() {
+        let device = |name: &str, up, mbps| NetDevice { name: name.into(), up, mbps };
+        let two = [device("eth0", true, Some(200_000)), device("eth1", true, Some(100_000))];
+        assert_eq!(fast(&two, None), None);
+        assert_eq!(fast(&two, Some("eth1")), Some(&two[1]));
+        assert_eq!(fast(&two[..1], None), Some(&two[0]));
+        let slow = [device("eth0", true, Some(10_000)), device("eth1", false, Some(400_000)), device("lo", true, None)];
+        assert_eq!(fast(&slow, None), None);
+    }
+}

@@ -1,0 +1,28 @@
+//! OMP_NUM_THREADS. Unset, each rank's OpenMP starts a thread for every CPU of
+//! its mask, which without CPU binding are those of all ranks of the node.
+
+use super::precedence::Offers;
+use super::{Facts, Shape};
+
+pub(super) fn offer(offers: &mut Offers, facts: &Facts, shape: Shape, ranks_per_task: u32) {
+    let name = "OMP_NUM_THREADS";
+    let Some(mask) = facts.task.cpus.filter(|cpus| *cpus > 0) else {
+        return;
+    };
+    if shape == Shape::Shell {
+        offers.nothing(name, "a shell is no rank");
+        return;
+    }
+    // What the job has here, shared by the ranks: a mask may be theirs together.
+    let ranks = facts.step.local_world_size.max(1).saturating_mul(ranks_per_task.max(1));
+    let on_node = facts.environment.get("SLURM_CPUS_ON_NODE").and_then(|cpus| cpus.parse::<u32>().ok());
+    let share = on_node.map_or(u32::MAX, |cpus| cpus / ranks).max(1);
+    let own = (mask / ranks_per_task.max(1)).max(1);
+    let threads = own.min(share);
+    let why = if own <= share {
+        format!("the rank's share of its task's {mask} CPUs")
+    } else {
+        format!("the rank's share: its mask of {mask} CPUs is that of other ranks too")
+    };
+    offers.derived(name, threads.to_string(), why);
+}
