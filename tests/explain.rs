@@ -99,7 +99,7 @@ fn an_uneven_step_as_a_table() {
         })
         .collect();
     let expected = [
-        "palingenesis: step 1.0, native shape, profile default: rank 17 of 20 on gpu03 (local 1 of 4, node 2 of 3)",
+        "palingenesis: step 1.0, native shape, profile default, fabric auto: rank 17 of 20 on gpu03 (local 1 of 4, node 2 of 3)",
         "VARIABLE|VALUE|ORIGIN",
         "RANK|17|step",
         "WORLD_SIZE|20|step",

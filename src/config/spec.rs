@@ -898,9 +898,42 @@ mod tests {
 
     #[test]
     fn no_spec_panics_and_each_that_parses_survives_the_way_to_the_nodes() {
-        let pieces =
-            ["port", "ports", "master", "suffix", "iface", "launch", "profile", "show", "off", "=", "=", "=", ",", ","];
-        let more = ["20000", "21000-22000", "70000", "n1", "-ib0", "native", "fsdp", "\u{0}", "ä", " ", "-", "#", "x"];
+        let pieces = [
+            "port",
+            "ports",
+            "master",
+            "cache",
+            "iface",
+            "launch",
+            "profile",
+            "show",
+            "off",
+            "checks",
+            "port-range",
+            "=",
+            "=",
+            "=",
+            ",",
+            ",",
+        ];
+        let more = [
+            "20000",
+            "21000-22000",
+            "70000",
+            "n1",
+            "-ib0",
+            "native",
+            "fsdp",
+            "/a",
+            "%2C",
+            "warn",
+            "\u{0}",
+            "ä",
+            " ",
+            "-",
+            "#",
+            "x",
+        ];
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut parsed = 0;
         for _ in 0..20_000 * crate::plan::tests::rounds() {
@@ -925,6 +958,73 @@ mod tests {
             }
         }
         assert!(parsed > 100, "the generator makes too few that parse: {parsed}");
+    }
+
+    #[test]
+    fn paths_survive_the_way_to_the_nodes() {
+        for path in ["/shared/cache", "/a b", "/a,b", "/a%2C", "/a#b", "/%", "/ä/ö", "/a=b", "/a%41"] {
+            let mut settings = parse("show").unwrap();
+            settings.take_cache(path).unwrap();
+            let again = parse(&settings.to_string()).unwrap();
+            assert_eq!(again.cache.as_deref(), Some(path));
+        }
+        assert_eq!(parse("cache=/a%20b").unwrap().cache.as_deref(), Some("/a b"));
+        assert!(parse("cache=/a%2").unwrap_err().to_string().contains("%25"));
+    }
+
+    #[test]
+    fn a_path_that_an_empty_variable_left_is_refused() {
+        // https://github.com/NVIDIA/pyxis/issues/46
+        for (path, word) in [
+            ("", "empty"),
+            ("/", "root"),
+            ("//hf", "//"),
+            ("//", "//"),
+            ("hf", "absolute"),
+            ("./hf", "absolute"),
+            ("/shared/$USER", "$"),
+            ("/shared/${USER}/hf", "$"),
+            ("/shared/../etc", ".."),
+            ("/a\nb", "control"),
+        ] {
+            let why = check_directory(path).expect_err(path);
+            assert!(why.contains(word), "{path:?}: {why}");
+        }
+        assert_eq!(check_directory("/shared/user1/hf"), Ok(()));
+    }
+
+    #[test]
+    fn the_site_file_supplies_what_nobody_gave() {
+        let site = parse("megatron,ports=21000-21999,suffix=-ib0,checks=warn,port-range=off,debug").unwrap();
+        let merged = parse("show").unwrap().over(&site);
+        assert_eq!((merged.profile, merged.checks), (Profile::Megatron, CheckLevel::Warn));
+        assert_eq!(merged.suffix.as_deref(), Some("-ib0"));
+        assert!(merged.debug && merged.show && merged.is_of_site("ports") && !merged.is_of_site("port"));
+        assert_eq!(merged.rules.get("port-range"), Some(&CheckLevel::Off));
+        // What the user gave stands above it, also by another key for the same thing.
+        let merged = parse("fsdp,port=20001,master=n1,port-range=error").unwrap().over(&site);
+        assert_eq!((merged.profile, merged.port, merged.ports), (Profile::Fsdp, Some(20001), None));
+        assert_eq!((merged.master.as_deref(), merged.suffix), (Some("n1"), None));
+        assert_eq!(merged.rules.get("port-range"), Some(&CheckLevel::Error));
+    }
+
+    #[test]
+    fn checks_are_keys_by_their_ids() {
+        let settings = parse("port-range=off,ranks-stale=error").unwrap();
+        assert_eq!(settings.to_string(), "port-range=off,ranks-stale=error");
+        assert!(parse("port-range=no").unwrap_err().to_string().contains("off|warn|error"));
+        assert!(parse("port-rnge=off").unwrap_err().to_string().contains("did you mean 'port-range'"));
+    }
+
+    #[test]
+    fn a_profile_of_the_site_file_is_a_word() {
+        let profiles = ["mixtral".to_string()];
+        let parse = |spec: &str| Settings::parse_with(spec, Source::Option, &profiles);
+        let settings = parse("mixtral,debug").unwrap();
+        assert_eq!((settings.profile_name(), settings.debug), ("mixtral", true));
+        assert_eq!(settings.to_string(), "mixtral,debug");
+        assert!(parse("mixtrl").unwrap_err().to_string().contains("did you mean 'mixtral'"));
+        assert!(parse("mixtral,fsdp").unwrap_err().to_string().contains("twice"));
     }
 
     #[test]

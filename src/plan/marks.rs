@@ -68,7 +68,7 @@ pub(super) fn decide(plan: &mut Plan, settings: &Settings) {
     let why = "these settings, for palingenesis explain and the C library in this step";
     plan.set(SPEC_OF_STEP, settings.to_string(), Origin::Step, why);
     let mut marks = format!("{}.{}", plan.step.job_id, plan.step.step_id);
-    for variable in plan.env.iter().filter(|variable| variable.origin != Origin::User) {
+    for variable in plan.env.iter().filter(|variable| !matches!(variable.origin, Origin::User | Origin::Image)) {
         marks.push_str(&format!(" {}={:x}", variable.name, hash(&variable.value)));
     }
     plan.set(

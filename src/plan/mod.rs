@@ -370,4 +370,6 @@ impl Plan {
 }
 
 #[cfg(test)]
+mod precedence_tests;
+#[cfg(test)]
 pub(crate) mod tests;

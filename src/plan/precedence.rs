@@ -139,14 +139,12 @@ fn settle_one(plan: &mut Plan, facts: &Facts, marks: &Marks, name: &str, list: &
         let merged = merge::merge(kind, &values);
         match given {
             Some((own, from)) if own == merged => keep(plan, facts, name, &own, &from, None),
+            // Not marked as ours: an srun in this step takes the whole for the user's,
+            // and nothing of it is lost.
             Some((_, from)) => {
-                let whose = whose(&from);
-                plan.set(
-                    name,
-                    merged,
-                    Origin::User,
-                    format!("{whose}, with what else the {} has: {}", who(best), best.why),
-                );
+                let origin = if from == From::Image { Origin::Image } else { Origin::User };
+                let why = format!("{}, with what else the {} has: {}", whose(&from), who(best), best.why);
+                plan.set(name, merged, origin, why);
             }
             None => plan.set(name, merged, best.origin, best.why.clone()),
         }

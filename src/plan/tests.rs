@@ -56,7 +56,10 @@ impl World {
     }
 
     pub fn plan(&self, spec: &str) -> Result<Plan, Refusal> {
-        let settings = Settings::parse(spec, Source::Option).unwrap();
+        self.plan_with(&Settings::parse(spec, Source::Option).unwrap())
+    }
+
+    pub fn plan_with(&self, settings: &Settings) -> Result<Plan, Refusal> {
         let facts = Facts {
             step: &self.step,
             environment: &self.environment,
@@ -69,7 +72,7 @@ impl World {
             submitted: self.submitted.as_ref(),
             site: self.site.as_ref(),
         };
-        plan(&facts, &settings)
+        plan(&facts, settings)
     }
 
     #[track_caller]
