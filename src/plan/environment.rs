@@ -46,6 +46,7 @@ pub(super) fn offer(offers: &mut Offers, facts: &Facts, step: &StepPlan, wanted:
         offers.profile("PYTHONFAULTHANDLER", "1", "a crash in native code prints where Python was");
     }
     connections(offers, facts, wanted.profile);
+    grace(offers, facts);
     match wanted.profile {
         Profile::Fsdp => expandable_segments(offers, facts, "FSDP's buffers of changing size fragment the memory less"),
         Profile::Megatron => megatron(offers, facts),
@@ -85,6 +86,33 @@ fn connections(offers: &mut Offers, facts: &Facts, profile: Profile) {
         offers.profile(name, "32", "the command overlaps the experts' all-to-all, which needs several connections");
     } else {
         offers.profile(name, "1", "kernels start in the order of launch, so that communication overlaps computation");
+    }
+}
+
+/// GB200 and GB300: GPU and CPU are linked, and the NVLink domain spans nodes.
+/// NCCL uses both by itself since 2.27; which one is in the image its
+/// NCCL_VERSION tells, where there is one.
+fn grace(offers: &mut Offers, facts: &Facts) {
+    let is_grace = |model: &&String| model.split_whitespace().any(|word| matches!(word, "GB200" | "GB300"));
+    let Some(model) = facts.node.gpu_models.iter().find(is_grace) else {
+        return;
+    };
+    let why = format!("{model}: NCCL finds the NVLink domain of several nodes by itself");
+    offers.nothing("NCCL_MNNVL_ENABLE", why);
+    let version = facts.environment.get("NCCL_VERSION").and_then(|version| {
+        let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    });
+    match version {
+        Some((2, ..=25)) => {
+            let why = format!("{model} with NCCL before 2.26: GPU memory is reached through the CPU's link");
+            offers.profile("NCCL_NET_GDR_LEVEL", "PHB", why);
+        }
+        Some((2, 26)) => {
+            let why = format!("{model} with NCCL 2.26, where this way to the GPU's memory is not the default yet");
+            offers.profile("NCCL_NET_GDR_C2C", "1", why);
+        }
+        _ => {}
     }
 }
 

@@ -629,3 +629,137 @@ fn a_warning_stays_one_readable_line_whatever_is_inherited() {
     let plan = world.plan("").unwrap();
     assert!(plan.warnings[0].message.len() < 400 && plan.warnings[0].message.contains("and 1494 more"));
 }
+
+/// The plan's values of `names` for a command under a profile.
+fn profile_values(spec: &str, models: &[&str], command: &str, names: &[&str]) -> Vec<Option<String>> {
+    let mut world = World::new("n[1-2]", "8(x2)", 0);
+    world.node.gpu_models = models.iter().map(ToString::to_string).collect();
+    world.command = command.split_whitespace().map(String::from).collect();
+    let plan = world.plan(spec).unwrap();
+    names.iter().map(|name| plan.value(name).map(String::from)).collect()
+}
+
+#[test]
+fn every_profile_s_own_values() {
+    let h100: &[&str] = &["NVIDIA H100 80GB HBM3"];
+    let b200: &[&str] = &["NVIDIA B200"];
+    let alloc = Some("expandable_segments:True");
+    // profile, GPUs, command, variable, value. Sources: Megatron-LM's
+    // megatron/training/arguments.py; Megatron-Bridge's recipes and
+    // scripts/performance/utils/overrides.py.
+    let table: &[(&str, &[&str], &str, &str, Option<&str>)] = &[
+        ("fsdp", h100, "python train.py", "PYTORCH_CUDA_ALLOC_CONF", alloc),
+        ("fsdp", h100, "python train.py", "CUDA_DEVICE_MAX_CONNECTIONS", None),
+        ("default", h100, "python train.py", "PYTORCH_CUDA_ALLOC_CONF", None),
+        ("megatron", h100, "python pretrain_gpt.py", "PYTORCH_CUDA_ALLOC_CONF", alloc),
+        ("megatron", h100, "python pretrain_gpt.py", "TORCH_NCCL_HIGH_PRIORITY", Some("1")),
+        ("megatron", h100, "python pretrain_gpt.py", "TOKENIZERS_PARALLELISM", Some("false")),
+        ("megatron", h100, "python pretrain_gpt.py", "NCCL_GRAPH_REGISTER", None),
+        ("megatron", h100, "python p.py --enable-cuda-graph", "NCCL_GRAPH_REGISTER", Some("0")),
+        ("megatron", h100, "python p.py --nccl-ub", "PYTORCH_CUDA_ALLOC_CONF", None),
+        ("megatron", h100, "python p.py --nccl-ub", "NCCL_NVLS_ENABLE", Some("1")),
+        ("megatron", h100, "python p.py", "NCCL_NVLS_ENABLE", None),
+        ("megatron", h100, "python p.py --overlap-grad-reduce", "NVTE_FWD_LAYERNORM_SM_MARGIN", Some("16")),
+        ("megatron", b200, "python p.py ddp.overlap_grad_reduce=true", "NVTE_BWD_LAYERNORM_SM_MARGIN", Some("20")),
+        ("megatron", h100, "python p.py", "NVTE_FWD_LAYERNORM_SM_MARGIN", None),
+        ("megatron", h100, "python p.py --moe-enable-deepep", "CUDA_DEVICE_MAX_CONNECTIONS", Some("32")),
+        ("megatron", b200, "python p.py", "CUDA_DEVICE_MAX_CONNECTIONS", Some("32")),
+        ("deepspeed", h100, "python train.py", "CUDA_DEVICE_MAX_CONNECTIONS", None),
+        ("worker", h100, "train.toml", "TORCH_NCCL_ASYNC_ERROR_HANDLING", None),
+        ("worker", h100, "train.toml", "NCCL_IB_TIMEOUT", Some("22")),
+        ("worker", h100, "train.toml", "CUDA_DEVICE_MAX_CONNECTIONS", None),
+        ("default", h100, "python train.py", "PYTHONFAULTHANDLER", Some("1")),
+        ("default,debug", h100, "python train.py", "NCCL_DEBUG", Some("INFO")),
+        ("megatron,debug", h100, "python train.py", "TORCH_DISTRIBUTED_DEBUG", Some("DETAIL")),
+        ("megatron,debug", h100, "python train.py", "CUDA_DEVICE_MAX_CONNECTIONS", Some("1")),
+        ("fsdp,deterministic", h100, "python train.py", "CUBLAS_WORKSPACE_CONFIG", Some(":4096:8")),
+        ("fsdp,deterministic", h100, "python train.py", "NCCL_ALGO", Some("Ring")),
+        ("fsdp,deterministic", h100, "python train.py", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", Some("0")),
+    ];
+    for (spec, models, command, name, expected) in table {
+        let found = profile_values(spec, models, command, &[*name]);
+        assert_eq!(found[0].as_deref(), *expected, "{name} under {spec} for {command}");
+    }
+}
+
+#[test]
+fn jax_gets_a_port_of_its_step_and_no_proxy_in_its_way() {
+    let world = World::new("n[1-2]", "8(x2)", 0).export(&[("https_proxy", "http://p:3128"), ("no_proxy", "localhost")]);
+    let plan = world.plan("jax").unwrap();
+    assert_eq!(plan.value("JAX_COORDINATOR_PORT"), plan.value("MASTER_PORT"));
+    assert_eq!(plan.value("no_proxy"), Some("localhost,n1"));
+    let plan = World::new("n[1-2]", "8(x2)", 0).plan("jax").unwrap();
+    assert_eq!(plan.value("no_proxy"), None);
+}
+
+#[test]
+fn fabrics_and_what_follows_from_them() {
+    use crate::facts::{NetDevice, RdmaPort, rdma::LinkLayer};
+    let world = |link: Option<LinkLayer>, driver: &str| {
+        let mut world = World::new("n[1-2]", "8(x2)", 0);
+        let port = |link| RdmaPort {
+            device: "mlx5_0".into(),
+            port: 1,
+            link,
+            active: true,
+            gbps: Some(400),
+            driver: Some(driver.into()),
+        };
+        world.node.rdma = Some(link.map(port).into_iter().collect());
+        world.node.netdevs = Some(vec![NetDevice { name: "eth0".into(), up: true, mbps: Some(200_000) }]);
+        world
+    };
+    let infiniband = world(Some(LinkLayer::InfiniBand), "mlx5_core").plan("").unwrap();
+    assert_eq!(infiniband.step.fabric, "infiniband");
+    for name in
+        ["NCCL_IB_GID_INDEX", "NCCL_SOCKET_IFNAME", "NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_IB_QPS_PER_CONNECTION"]
+    {
+        assert_eq!(infiniband.value(name), None, "{name}");
+    }
+    let roce = world(Some(LinkLayer::Ethernet), "mlx5_core").plan("").unwrap();
+    assert_eq!((roce.step.fabric, roce.value("NCCL_IB_QPS_PER_CONNECTION")), ("roce", Some("2")));
+    assert_eq!(roce.value("NCCL_IB_GID_INDEX"), None);
+    let efa = world(Some(LinkLayer::Other), "efa").plan("").unwrap();
+    assert_eq!((efa.step.fabric, efa.value("NCCL_SOCKET_IFNAME")), ("efa", Some("^docker,lo,veth")));
+    let tcp = world(None, "").plan("").unwrap();
+    assert_eq!((tcp.step.fabric, tcp.value("NCCL_NET")), ("tcp", None));
+    assert_eq!((tcp.value("NCCL_SOCKET_NTHREADS"), tcp.value("NCCL_NSOCKS_PERTHREAD")), (Some("4"), Some("4")));
+    // Asked for: it stands above what is seen, and NCCL is told.
+    let asked = world(Some(LinkLayer::InfiniBand), "mlx5_core").plan("fabric=tcp").unwrap();
+    assert_eq!((asked.step.fabric, asked.value("NCCL_NET")), ("tcp", Some("Socket")));
+    // One node has none, whatever it has.
+    let mut single = world(Some(LinkLayer::Ethernet), "mlx5_core");
+    single.step = Step::described("n1", "8", 0, 44, 0).unwrap();
+    let plan = single.plan("fabric=roce").unwrap();
+    assert_eq!((plan.step.fabric, plan.value("NCCL_IB_QPS_PER_CONNECTION")), ("single-node", None));
+}
+
+#[test]
+fn our_own_interface_is_written_as_an_exact_match() {
+    // https://github.com/NVIDIA/nccl/issues/177: bond0 matches bond0.2973 too.
+    let mut world = World::new("n[1-2]", "1(x2)", 0).resolves(&["192.0.2.7"]);
+    world.interfaces = vec![Interface { name: "bond0".into(), address: "192.0.2.8".parse().unwrap(), prefix: 27 }];
+    let plan = world.plan("iface=bond0").unwrap();
+    assert_eq!(plan.value("NCCL_SOCKET_IFNAME"), Some("=bond0"));
+    assert_eq!(plan.value("GLOO_SOCKET_IFNAME"), Some("bond0"));
+}
+
+#[test]
+fn grace_by_the_nccl_of_the_image() {
+    let plan = |model: &str, version: Option<&str>| {
+        let mut world = World::new("n[1-2]", "4(x2)", 0);
+        world.node.gpu_models = vec![model.into()];
+        if let Some(version) = version {
+            world.environment.set("NCCL_VERSION", version);
+        }
+        let plan = world.plan("").unwrap();
+        let value = |name: &str| plan.value(name).map(String::from);
+        (value("NCCL_NET_GDR_LEVEL"), value("NCCL_NET_GDR_C2C"), left(&plan, "NCCL_MNNVL_ENABLE").is_some())
+    };
+    assert_eq!(plan("NVIDIA GB200", Some("2.25.1-1")), (Some("PHB".into()), None, true));
+    assert_eq!(plan("NVIDIA GB200", Some("2.26.5")), (None, Some("1".into()), true));
+    for version in [None, Some("2.28.9"), Some("x"), Some("")] {
+        assert_eq!(plan("NVIDIA GB300", version), (None, None, true));
+    }
+    assert_eq!(plan("NVIDIA B200", Some("2.25.1")), (None, None, false));
+}
