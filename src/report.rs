@@ -23,8 +23,8 @@ pub fn table(plan: &Plan) -> String {
         })
         .collect();
     aligned(&mut text, ["VARIABLE", "VALUE", "ORIGIN", "WHY"], &rows);
-    notes(&mut text, "REMOVED", &plan.unset);
-    notes(&mut text, "LEFT ALONE", &plan.left);
+    removed(&mut text, &plan.unset);
+    left(&mut text, &plan.left);
     for warning in &plan.warnings {
         text.push_str(&warning_line(warning));
     }
@@ -39,6 +39,9 @@ pub fn json(plan: &Plan) -> serde_json::Result<String> {
     let mut plan = plan.clone();
     for variable in plan.env.iter_mut().filter(|variable| is_secret(&variable.name)) {
         variable.value = HIDDEN.into();
+    }
+    for note in plan.left.iter_mut().filter(|note| note.value.is_some() && is_secret(&note.name)) {
+        note.value = Some(HIDDEN.into());
     }
     serde_json::to_string(&plan)
 }
@@ -90,10 +93,19 @@ fn heading(plan: &Plan) -> String {
     )
 }
 
-fn notes(text: &mut String, title: &'static str, notes: &[Note]) {
+fn removed(text: &mut String, notes: &[Note]) {
     if !notes.is_empty() {
         let rows: Vec<[String; 2]> = notes.iter().map(|note| [note.name.clone(), note.why.clone()]).collect();
-        aligned(text, [title, "WHY"], &rows);
+        aligned(text, ["REMOVED", "WHY"], &rows);
+    }
+}
+
+fn left(text: &mut String, notes: &[Note]) {
+    if !notes.is_empty() {
+        let value = |note: &Note| note.value.as_ref().map_or("-".into(), |value| shortened(&masked(&note.name, value)));
+        let rows: Vec<[String; 3]> =
+            notes.iter().map(|note| [note.name.clone(), value(note), note.why.clone()]).collect();
+        aligned(text, ["LEFT ALONE", "VALUE", "WHY"], &rows);
     }
 }
 

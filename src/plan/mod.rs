@@ -131,6 +131,9 @@ pub struct Variable {
 pub struct Note {
     /// The variable.
     pub name: String,
+    /// The value it keeps, where somebody else set it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
     /// Why, in one line.
     pub why: String,
 }
@@ -314,6 +317,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
         ..Subject::of_values(&values, settings)
     };
     checks::decide(&mut plan, &subject);
+    precedence::name_the_rest(&mut plan, &values);
     marks::decide(&mut plan, spec);
     let errors: Vec<Warning> = plan.warnings.iter().filter(|w| w.severity == Severity::Error).cloned().collect();
     if errors.is_empty() { Ok(plan) } else { Err(Refusal::Checks(errors)) }
@@ -348,11 +352,15 @@ impl Plan {
     }
 
     fn unset(&mut self, name: &str, why: impl Into<String>) {
-        self.unset.push(Note { name: name.into(), why: why.into() });
+        self.unset.push(Note { name: name.into(), value: None, why: why.into() });
     }
 
     fn leave(&mut self, name: &str, why: impl Into<String>) {
-        self.left.push(Note { name: name.into(), why: why.into() });
+        self.left.push(Note { name: name.into(), value: None, why: why.into() });
+    }
+
+    fn leave_value(&mut self, name: &str, value: &str, why: impl Into<String>) {
+        self.left.push(Note { name: name.into(), value: Some(value.into()), why: why.into() });
     }
 
     fn warn(&mut self, id: &'static str, message: String, cure: impl Into<String>) {

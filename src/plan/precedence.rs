@@ -193,9 +193,9 @@ fn keep(plan: &mut Plan, facts: &Facts, name: &str, value: &str, from: &From, in
         From::User if facts.environment.get(name) != Some(value) => {
             plan.set(name, value, Origin::User, restored(facts.environment, name));
         }
-        From::File(file) => plan.leave(name, format!("NCCL finds it in {file}, kept{instead}")),
-        From::Image => plan.leave(name, format!("the container image's, kept{instead}")),
-        _ => plan.leave(name, format!("yours, kept{instead}")),
+        From::File(file) => plan.leave_value(name, value, format!("NCCL finds it in {file}, kept{instead}")),
+        From::Image => plan.leave_value(name, value, format!("the container image's, kept{instead}")),
+        _ => plan.leave_value(name, value, format!("yours, kept{instead}")),
     }
 }
 
@@ -221,6 +221,22 @@ fn put_back(plan: &mut Plan, facts: &Facts, marks: &Marks, settled: &[&str]) {
             && marks.users(submitted, name).is_some()
         {
             plan.set(name, value, Origin::User, restored(facts.environment, name));
+        }
+    }
+}
+
+/// What others set of the catalog's tuning and caches and nobody else spoke of:
+/// it is part of what the rank gets.
+pub(super) fn name_the_rest(plan: &mut Plan, values: &[Value]) {
+    for value in values.iter().filter(|value| value.from != From::Ours && catalog::put_back(&value.name)) {
+        let name = value.name.as_str();
+        if plan.value(name).is_some() || plan.left.iter().any(|note| note.name == name) {
+            continue;
+        }
+        match &value.from {
+            From::File(file) => plan.leave_value(name, &value.value, format!("NCCL finds it in {file}")),
+            From::Image => plan.leave_value(name, &value.value, "the container image's"),
+            _ => plan.leave_value(name, &value.value, "yours"),
         }
     }
 }
