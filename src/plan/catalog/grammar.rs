@@ -12,8 +12,23 @@ pub enum Grammar {
     Integer(i64, i64),
     /// The same, where 0 is off and anything else on.
     Switch,
+    /// The same for NCCL_P2P_DISABLE, where only 1 counts (src/graph/paths.cc).
+    One,
+    /// The same, one of these numbers.
+    OneOf(&'static [i64]),
+    /// NCCL_IB_TIMEOUT: the same, an exponent; see `ib_timeout_seconds`.
+    AckTimeout,
+    /// NCCL's flags: these words joined by `|`, or the number they stand for,
+    /// which is their position.
+    Flags(&'static [&'static str]),
+    /// `strtoull` with base 0; NCCL ignores anything else (NCCL_SOCKET_MAGIC).
+    Unsigned,
     /// Decimal digits as C's `atoi` or Python's `int` take them, between two bounds.
     Number(i64, i64),
+    /// Such numbers, separated by commas.
+    Numbers(i64, i64),
+    /// A number from 0 to 1.
+    Fraction,
     /// c10d's booleans: y, yes, 1, t, true, n, no, 0, f, false in any case;
     /// anything else throws (c10d/Utils.hpp, getCvarBool).
     TorchBool,
@@ -115,7 +130,23 @@ impl Grammar {
             Grammar::Text => "text".into(),
             Grammar::Integer(low, high) => format!("integer, {}; read with base 0, a word counts as 0", range(*low, *high)),
             Grammar::Switch => "0 or 1; read as an integer with base 0, so that a word such as true counts as 0".into(),
-            Grammar::Number(low, high) | Grammar::TorchInteger(low, high) => format!("number, {}", range(*low, *high)),
+            Grammar::One => "1; anything else, 0, 2 and true among them, changes nothing".into(),
+            Grammar::OneOf(numbers) => {
+                let numbers: Vec<String> = numbers.iter().map(i64::to_string).collect();
+                format!("integer, one of {}; read with base 0, a word counts as 0", numbers.join(", "))
+            }
+            Grammar::AckTimeout => {
+                format!("integer, {}; read with base 0, a word counts as 0", range(TIMEOUTS.0, TIMEOUTS.1))
+            }
+            Grammar::Flags(words) => format!("{} joined by |, or 0 to {}", words.join(", "), words.len() - 1),
+            Grammar::Unsigned => "integer from 0 to 2^64-1; read with base 0, anything else is ignored".into(),
+            Grammar::TorchInteger(low, high) if *high == i64::from(i32::MAX) => {
+                format!("number, {low} or more; a word throws")
+            }
+            Grammar::TorchInteger(low, high) => format!("number, {}; a word throws", range(*low, *high)),
+            Grammar::Number(low, high) => format!("number, {}", range(*low, *high)),
+            Grammar::Numbers(low, high) => format!("number[,number…], each {}", range(*low, *high)),
+            Grammar::Fraction => "number from 0 to 1".into(),
             Grammar::TorchBool => "1, y, yes, t, true, 0, n, no, f, false in any case; anything else throws".into(),
             Grammar::Word(words) => format!("{} (exactly so)", words.join(", ")),
             Grammar::AnyCase(words) => words.join(", "),
@@ -144,10 +175,35 @@ impl Grammar {
         match self {
             Grammar::Integer(low, high) => integer_fault(value, *low, *high),
             Grammar::Switch => integer_fault(value, i64::MIN, i64::MAX),
-            Grammar::Number(low, high) => match value.trim().parse::<i64>() {
-                Ok(number) if number < *low || number > *high => Some(Fault::OutOfRange(number)),
-                Ok(_) => None,
-                Err(_) => Some(Fault::NoSuchWord(None)),
+            Grammar::One => integer_fault(value, 0, 1),
+            Grammar::AckTimeout => integer_fault(value, TIMEOUTS.0, TIMEOUTS.1),
+            Grammar::OneOf(numbers) => integer_fault(value, i64::MIN, i64::MAX).or_else(|| {
+                let (number, _) = nccl_integer(value)?;
+                (!numbers.contains(&number)).then_some(Fault::OutOfRange(number))
+            }),
+            Grammar::Flags(words) => match nccl_integer(value) {
+                Some((_, rest)) if rest != value => {
+                    let highest = i64::try_from(words.len()).unwrap_or(i64::MAX) - 1;
+                    integer_fault(value, 0, highest)
+                }
+                _ => value.split('|').find(|word| !words.contains(word)).map(|word| no_such(word, words)),
+            },
+            Grammar::Unsigned => {
+                let text = value.trim_start();
+                let hexadecimal = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+                let number = match hexadecimal {
+                    Some(digits) => u64::from_str_radix(digits, 16),
+                    None if text.len() > 1 && text.starts_with('0') => u64::from_str_radix(text, 8),
+                    None => text.parse(),
+                };
+                number.is_err().then_some(Fault::NoSuchWord(None))
+            }
+            Grammar::Number(low, high) => number_fault(value, *low, *high),
+            Grammar::Numbers(low, high) => value.split(',').find_map(|number| number_fault(number, *low, *high)),
+            Grammar::Fraction => match value.trim().parse::<f64>() {
+                Ok(number) if (0.0..=1.0).contains(&number) => None,
+                Ok(number) if number.is_finite() => Some(Fault::OutOfRange(number as i64)),
+                _ => Some(Fault::NoSuchWord(None)),
             },
             Grammar::TorchBool => {
                 let words = ["y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"];
@@ -166,6 +222,19 @@ impl Grammar {
             _ => None,
         }
     }
+}
+
+/// The exponents of NCCL_IB_TIMEOUT; 0, and from 32 on, mean without end.
+const TIMEOUTS: (i64, i64) = (1, 31);
+
+/// NCCL_IB_TIMEOUT in seconds: how long a NIC waits for one answer, and until it
+/// gives up after the seven tries of NCCL_IB_RETRY_CNT's default. The InfiniBand
+/// specification has 4.096 us * 2^exponent and lets a NIC take up to four times
+/// as long. `None` where it waits for ever.
+pub fn ib_timeout_seconds(exponent: i64) -> Option<(f64, f64)> {
+    let exponent = i32::try_from(exponent).ok().filter(|_| (TIMEOUTS.0..=TIMEOUTS.1).contains(&exponent))?;
+    let one = 4.096e-6 * 2f64.powi(exponent);
+    Some((one, 7.0 * one))
 }
 
 /// The subsystems of NCCL_DEBUG_SUBSYS (src/debug.cc).
@@ -196,6 +265,14 @@ fn no_such(value: &str, words: &'static [&'static str]) -> Fault {
     let near = crate::config::nearest(value, lower.iter().map(String::as_str));
     let near = near.and_then(|near| lower.iter().position(|word| word == near)).map(|at| words[at]);
     Fault::NoSuchWord(near)
+}
+
+fn number_fault(value: &str, low: i64, high: i64) -> Option<Fault> {
+    match value.trim().parse::<i64>() {
+        Ok(number) if number < low || number > high => Some(Fault::OutOfRange(number)),
+        Ok(_) => None,
+        Err(_) => Some(Fault::NoSuchWord(None)),
+    }
 }
 
 fn integer_fault(value: &str, low: i64, high: i64) -> Option<Fault> {
@@ -262,7 +339,7 @@ mod tests {
 
     #[test]
     fn faults_by_grammar() {
-        let timeout = Grammar::Integer(1, 31);
+        let timeout = Grammar::AckTimeout;
         for (value, expected) in [
             ("22", None),
             ("", None),
@@ -281,8 +358,75 @@ mod tests {
         {
             assert_eq!(Grammar::TorchBool.fault(value), expected, "{value:?}");
         }
+        // NCCL, src/graph/paths.cc, ncclGetLevel: strtol(text) == 1.
+        assert_eq!(Grammar::One.fault("1"), None);
+        assert_eq!(Grammar::One.fault("0"), None);
+        assert_eq!(Grammar::One.fault("2"), Some(Fault::OutOfRange(2)));
+        assert_eq!(Grammar::One.fault("true"), Some(Fault::WordForInteger));
+        let threads = Grammar::OneOf(&[64, 128, 256, 512]);
+        assert_eq!(threads.fault("256"), None);
+        assert_eq!(threads.fault("0x100"), None);
+        assert_eq!(threads.fault("300"), Some(Fault::OutOfRange(300)));
+        assert_eq!(threads.fault("all"), Some(Fault::WordForInteger));
+        let policy = Grammar::Flags(&["DEFAULT", "EFFICIENCY", "ZERO"]);
+        for value in ["DEFAULT", "EFFICIENCY|ZERO", "0", "2"] {
+            assert_eq!(policy.fault(value), None, "{value:?}");
+        }
+        assert_eq!(policy.fault("ZERO|EFICIENCY"), Some(Fault::NoSuchWord(Some("EFFICIENCY"))));
+        assert_eq!(policy.fault("3"), Some(Fault::OutOfRange(3)));
+        for value in ["0", "4711", "0x1267", "0xffffffffffffffff", "18446744073709551615"] {
+            assert_eq!(Grammar::Unsigned.fault(value), None, "{value:?}");
+        }
+        for value in ["123.0", "job", "0x", "089", "18446744073709551616"] {
+            assert_eq!(Grammar::Unsigned.fault(value), Some(Fault::NoSuchWord(None)), "{value:?}");
+        }
+        let threads = Grammar::Numbers(1, i64::MAX);
+        assert_eq!(threads.fault("4"), None);
+        assert_eq!(threads.fault("8,2"), None);
+        assert_eq!(threads.fault("8,0"), Some(Fault::OutOfRange(0)));
+        assert_eq!(threads.fault("8;2"), Some(Fault::NoSuchWord(None)));
+        assert_eq!(Grammar::Fraction.fault(".75"), None);
+        assert_eq!(Grammar::Fraction.fault("75"), Some(Fault::OutOfRange(75)));
+        assert_eq!(Grammar::Fraction.fault("75%"), Some(Fault::NoSuchWord(None)));
         let debug = Grammar::AnyCase(&["VERSION", "WARN", "INFO", "ABORT", "TRACE"]);
         assert_eq!(debug.fault("warn"), None);
         assert_eq!(debug.fault("WARM"), Some(Fault::NoSuchWord(Some("WARN"))));
+    }
+
+    /// NCCL's guide: 4.096 us * 2^value, 1 to 31; the sums are worked out by
+    /// hand: 2^22 = 4194304.
+    #[test]
+    fn the_exponents_of_the_ib_timeout_in_seconds() {
+        for (exponent, one, all) in
+            [(1, 0.000_008_192, 0.000_057_344), (14, 0.067_108_864, 0.469_762), (20, 4.294_967, 30.064_77)]
+                .into_iter()
+                .chain([(22, 17.179_869, 120.259_08), (23, 34.359_738, 240.518_17), (31, 8_796.093, 61_572.65)])
+        {
+            let (is_one, is_all) = ib_timeout_seconds(exponent).expect("a time");
+            assert!((is_one - one).abs() < 1e-6 * one, "{exponent}: {is_one}");
+            assert!((is_all - all).abs() < 1e-6 * all, "{exponent}: {is_all}");
+        }
+        for exponent in [-1, 0, 32, 60, 120, i64::MAX, i64::MIN] {
+            assert_eq!(ib_timeout_seconds(exponent), None, "{exponent}");
+        }
+    }
+
+    #[test]
+    fn each_grammar_says_what_it_takes() {
+        for (grammar, expected) in [
+            (Grammar::Integer(0, 7), "0 to 7"),
+            (Grammar::AckTimeout, "1 to 31"),
+            (Grammar::OneOf(&[64, 128]), "64, 128"),
+            (Grammar::Flags(&["DEFAULT", "EFFICIENCY", "ZERO"]), "joined by |, or 0 to 2"),
+            (Grammar::Number(1, i64::MAX), "1 or more"),
+            (Grammar::Number(i64::MIN, 3), "3 or less"),
+            (Grammar::TorchInteger(0, 3), "0 to 3; a word throws"),
+            (Grammar::TorchInteger(1, 2_147_483_647), "1 or more; a word throws"),
+            (Grammar::One, "2 and true among them"),
+            (Grammar::Word(&["OFF", "INFO"]), "OFF, INFO (exactly so)"),
+        ] {
+            let described = grammar.describe();
+            assert!(described.contains(expected), "{grammar:?}: {described}");
+        }
     }
 }

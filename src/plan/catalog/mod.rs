@@ -1,14 +1,18 @@
 //! What is known of the environment variables that programs of multi-node
 //! training read: who reads them, their grammar, their traps. Knowledge only:
 //! what is wrong with a value is said by `plan/checks`, what is set by
-//! `plan/environment`. The rows stand in `table.rs`.
+//! `plan/environment`. The rows stand in `table.rs`, NCCL's undocumented names
+//! in `internals.rs`.
 
 mod grammar;
+mod internals;
 mod table;
 
 use std::fmt::Write;
 
-pub use grammar::{Fault, Grammar, Level, nccl_integer};
+use serde_json::{Value, json};
+
+pub use grammar::{Fault, Grammar, Level, ib_timeout_seconds, nccl_integer};
 
 /// Who reads a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -118,10 +122,22 @@ pub enum Kind {
     Foreign,
 }
 
-/// One variable.
+impl Kind {
+    /// As printed in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Tuning => "tuning",
+            Kind::Cache => "cache",
+            Kind::Rank => "rank",
+            Kind::Foreign => "foreign",
+        }
+    }
+}
+
+/// One variable, or a family of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
-    /// Its name.
+    /// Its name; of a family, what the names begin with and `*`.
     pub name: &'static str,
     /// Who reads it.
     pub reader: Reader,
@@ -145,6 +161,15 @@ pub struct Entry {
     pub trap: &'static str,
     /// Where this is from: a file of a public repository or a page.
     pub source: &'static str,
+    /// Its reader does not document it, or did not: known, so that it is not
+    /// taken for a misspelt name, and never suggested for one.
+    pub internal: bool,
+}
+
+/// The rows about one subject.
+struct Block {
+    title: &'static str,
+    entries: &'static [Entry],
 }
 
 impl Entry {
@@ -161,7 +186,18 @@ impl Entry {
             meaning,
             trap: "",
             source: "",
+            internal: false,
         }
+    }
+
+    const fn kind(mut self, kind: Kind) -> Entry {
+        self.kind = kind;
+        self
+    }
+
+    const fn internal(mut self) -> Entry {
+        self.internal = true;
+        self
     }
 
     const fn default(mut self, text: &'static str) -> Entry {
@@ -196,37 +232,128 @@ impl Entry {
 
     /// The entry as text for people, ending in a newline.
     pub fn text(&self) -> String {
-        let mut text = format!("{}  ({})\n  {}\n", self.name, self.reader.name(), self.meaning);
-        let versions = match (self.since, self.until) {
-            ("", "") => String::new(),
-            (since, "") => format!("since {since}"),
-            ("", until) => format!("until {until}"),
-            (since, until) => format!("{since} to {until}"),
-        };
+        let mut text = format!("{}, read by {}\n  {}\n", self.name, self.reader.name(), self.meaning);
         let rows = [
-            ("values", self.grammar.describe()),
+            ("values", self.values()),
             ("default", self.default.to_string()),
-            ("versions", versions),
-            ("now called", self.successor.to_string()),
+            ("versions", self.versions()),
+            ("instead", self.successor.to_string()),
             ("trap", self.trap.to_string()),
             ("source", self.source.to_string()),
         ];
         for (title, value) in rows.iter().filter(|(_, value)| !value.is_empty()) {
             // Writing to a String cannot fail.
-            let _ = writeln!(text, "  {title:<10}  {value}");
+            let _ = writeln!(text, "  {title:<10}{value}");
+        }
+        for (value, one, all) in self.seconds() {
+            let _ = writeln!(text, "  {value:>8}  {one:.1} s per try, {all:.0} s over 7 tries");
         }
         text
     }
+
+    /// The entry for programs.
+    pub fn json(&self) -> Value {
+        let mut object = json!({
+            "name": self.name,
+            "reader": self.reader.name(),
+            "kind": self.kind.name(),
+            "values": self.values(),
+            "default": self.default,
+            "since": self.since,
+            "until": self.until,
+            "successor": self.successor,
+            "meaning": self.meaning,
+            "trap": self.trap,
+            "source": self.source,
+            "internal": self.internal,
+        });
+        let seconds = self.seconds();
+        if !seconds.is_empty() {
+            let rows = seconds.iter().map(|(value, one, all)| json!({"value": value, "per_try": one, "total": all}));
+            object["seconds"] = rows.collect();
+        }
+        object
+    }
+
+    /// What its value may be; of a variable that nobody reads, nothing.
+    fn values(&self) -> String {
+        if self.reader == Reader::Nobody { String::new() } else { self.grammar.describe() }
+    }
+
+    fn versions(&self) -> String {
+        match (self.since, self.until) {
+            ("", "") => String::new(),
+            (since, "") => format!("since {since}"),
+            ("", until) => format!("until {until}"),
+            (since, until) if since == until => format!("{since} only"),
+            (since, until) => format!("{since} to {until}"),
+        }
+    }
+
+    /// The usual values of an exponent, each with what it means in seconds.
+    fn seconds(&self) -> Vec<(i64, f64, f64)> {
+        if self.grammar != Grammar::AckTimeout {
+            return Vec::new();
+        }
+        (17..=25).filter_map(|value| ib_timeout_seconds(value).map(|(one, all)| (value, one, all))).collect()
+    }
+
+    fn family(&self) -> Option<&'static str> {
+        self.name.strip_suffix('*')
+    }
 }
 
-/// Every variable, in the table's order.
+/// Every variable and family, in the table's order.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
-    table::TABLE.iter().copied().flatten()
+    table::TABLE.iter().flat_map(|block| block.entries)
 }
 
-/// The variable of that name.
+/// The variable of that name, else the family it belongs to. A plain search
+/// through some 600 names takes a microsecond (measured), so an index would be
+/// for nothing.
 pub fn entry(name: &str) -> Option<&'static Entry> {
-    entries().find(|entry| entry.name == name)
+    let mut family = None;
+    for entry in entries() {
+        if entry.name == name {
+            return Some(entry);
+        }
+        if entry.family().is_some_and(|prefix| name.starts_with(prefix)) {
+            family = Some(entry);
+        }
+    }
+    family
+}
+
+/// The variable that was probably meant by a name that is not in the catalog.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    let candidates: Vec<&'static str> = entries()
+        .filter(|entry| entry.reader != Reader::Nobody && !entry.internal && entry.family().is_none())
+        .map(|entry| entry.name)
+        .collect();
+    // The prefix left out (IB_TIMEOUT), or the case wrong.
+    let upper = name.to_ascii_uppercase();
+    let whole = |candidate: &&&'static str| {
+        **candidate == upper || candidate.strip_suffix(upper.as_str()).is_some_and(|prefix| prefix.ends_with('_'))
+    };
+    let of_letters = || {
+        let lower: Vec<String> = candidates.iter().map(|candidate| candidate.to_ascii_lowercase()).collect();
+        let near = crate::config::nearest(name, lower.iter().map(String::as_str))?;
+        lower.iter().position(|candidate| candidate == near).map(|at| candidates[at])
+    };
+    // A word too many (NCCL_EXCLUDE_IB_HCA) or one too few (NCCL_IFNAME).
+    let words: Vec<&str> = upper.split('_').collect();
+    let one_more = |few: &[&str], many: &[&str]| {
+        few.len() > 1 && few.len() + 1 == many.len() && few.iter().all(|word| many.contains(word))
+    };
+    let of_words = |candidate: &&&'static str| {
+        let parts: Vec<&str> = candidate.split('_').collect();
+        one_more(&parts, &words) || one_more(&words, &parts)
+    };
+    if words.iter().all(|word| word.is_empty()) {
+        return None;
+    }
+    let one = candidates.iter().find(whole).copied().or_else(of_letters);
+    one.or_else(|| candidates.iter().find(of_words).copied())
 }
 
 /// Whether the user's value is put back after a container's image replaced it.
@@ -238,40 +365,52 @@ pub fn put_back(name: &str) -> bool {
 pub fn markdown() -> String {
     let mut text = String::from(
         "# Environment variables of multi-node training\n\n\
-         Made from the catalog that is compiled into palingenesis; `palingenesis explain NAME` prints an entry.\n",
+         Made by `make docs` from the catalog that is compiled into palingenesis: change `src/plan/catalog/table.rs`, not \
+         this page.\n`palingenesis explain NAME` prints one entry, with its source. Versions are those of the reader.\n\n\
+         NCCL's own guide asks not to keep the variables of its second half in scripts: most programs need almost none of \
+         these.\n",
     );
-    let mut section = None;
-    for entry in entries() {
-        if section != Some(entry.reader) {
-            section = Some(entry.reader);
-            let _ = write!(
-                text,
-                "\n## {}\n\n| Variable | Values | Default | Versions | Meaning | Trap |\n|---|---|---|---|---|---|\n",
-                entry.reader.name()
-            );
+    for block in table::TABLE {
+        let _ = write!(text, "\n## {}\n\n", block.title);
+        if block.entries.iter().all(|entry| entry.internal) {
+            compact(&mut text, block);
+        } else {
+            full(&mut text, block);
         }
-        let mut versions = [("since ", entry.since), ("until ", entry.until), ("now ", entry.successor)]
-            .iter()
-            .filter(|(_, value)| !value.is_empty())
-            .map(|(title, value)| format!("{title}{value}"))
-            .collect::<Vec<_>>()
-            .join(", ");
-        if versions.is_empty() {
-            versions.push('-');
-        }
-        let cell = |text: &str| if text.is_empty() { "-".into() } else { text.replace('|', "\\|") };
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} | {} | {} |",
-            entry.name,
-            cell(&entry.grammar.describe()),
-            cell(entry.default),
-            cell(&versions),
-            cell(entry.meaning),
-            cell(entry.trap),
-        );
     }
     text
+}
+
+fn full(text: &mut String, block: &Block) {
+    text.push_str(
+        "| Variable | Reader | What it does | Values | Default | Versions | Trap |\n|---|---|---|---|---|---|---|\n",
+    );
+    for entry in block.entries {
+        let mut versions = entry.versions();
+        if !entry.successor.is_empty() {
+            let comma = if versions.is_empty() { "" } else { ", " };
+            let _ = write!(versions, "{comma}use {}", entry.successor);
+        }
+        let cells =
+            [entry.name, entry.reader.name(), entry.meaning, &entry.values(), entry.default, &versions, entry.trap];
+        row(text, &cells);
+    }
+}
+
+fn compact(text: &mut String, block: &Block) {
+    text.push_str("| Variable | Default | Versions |\n|---|---|---|\n");
+    for entry in block.entries {
+        row(text, &[entry.name, entry.default, &entry.versions()]);
+    }
+}
+
+fn row(text: &mut String, cells: &[&str]) {
+    for cell in cells {
+        // `*` and `<` mean something in Markdown.
+        let cell = cell.replace('|', "\\|").replace('*', "\\*").replace('<', "&lt;");
+        let _ = write!(text, "| {cell} ");
+    }
+    text.push_str("|\n");
 }
 
 #[cfg(test)]
@@ -287,7 +426,80 @@ mod tests {
             assert!(names.insert(entry.name), "{} stands twice", entry.name);
             assert!(!entry.meaning.is_empty() && !entry.meaning.contains('\n'), "{}", entry.name);
             assert!(!entry.source.is_empty(), "{} has no source", entry.name);
-            assert!(entry.successor.is_empty() || super::entry(entry.successor).is_some(), "{}", entry.name);
+            let source = entry.source;
+            assert!(source.starts_with("https://") || source.contains('/') && source.contains(':'), "{source}");
+            let successor = super::entry(entry.successor);
+            assert!(entry.successor.is_empty() || successor.is_some_and(|next| next.name == entry.successor));
+            for version in [entry.since, entry.until].iter().filter(|version| !version.is_empty()) {
+                assert!(version.split('.').all(|part| part.parse::<u32>().is_ok()), "{}: {version}", entry.name);
+            }
+        }
+    }
+
+    #[test]
+    fn each_default_is_a_value_that_its_reader_takes() {
+        let mut judged = 0;
+        for entry in entries().filter(|entry| entry.default.parse::<i64>().is_ok()) {
+            assert_eq!(entry.grammar.fault(entry.default), None, "{}={}", entry.name, entry.default);
+            judged += 1;
+        }
+        assert!(judged > 100, "{judged}");
+    }
+
+    #[test]
+    fn names_of_a_family_are_known_and_names_of_their_own_come_first() {
+        assert_eq!(entry("NCCL_FASTRAK_CTRL_DEV").map(|entry| entry.name), Some("NCCL_FASTRAK_*"));
+        assert_eq!(entry("OFI_NCCL_PROTOCOL").map(|entry| entry.name), Some("OFI_NCCL_PROTOCOL"));
+        assert!(entry("NCCL_FASTRAK").is_none() && entry("").is_none() && entry("*").is_none());
+    }
+
+    /// What belongs to the container or the step is not the user's to put back.
+    #[test]
+    fn never_put_back() {
+        for name in [
+            "LD_LIBRARY_PATH",
+            "LD_PRELOAD",
+            "PATH",
+            "PYTHONPATH",
+            "HOME",
+            "TMPDIR",
+            "CUDA_VISIBLE_DEVICES",
+            "NVIDIA_VISIBLE_DEVICES",
+            "RANK",
+            "MASTER_ADDR",
+            "OMPI_MCA_pml",
+            "NVSHMEM_HOME",
+            "UV_PROJECT_ENVIRONMENT",
+            "NO_SUCH_VARIABLE",
+        ] {
+            assert!(!put_back(name), "{name}");
+        }
+        for entry in entries().filter(|entry| entry.name.starts_with("SLURM") || crate::report::is_secret(entry.name)) {
+            assert!(!put_back(entry.name), "{}", entry.name);
+        }
+        assert!(put_back("NCCL_DEBUG") && put_back("HF_HOME") && put_back("OFI_NCCL_PROTOCOL"));
+    }
+
+    /// <https://github.com/llm-d/llm-d-benchmark/pull/1862>: an exclusion that
+    /// excluded nothing, under a name that nobody reads.
+    #[test]
+    fn what_was_meant() {
+        for (name, meant) in [
+            ("NCCL_SOCKET_IFNAMES", Some("NCCL_SOCKET_IFNAME")),
+            ("NCCL_DEBG", Some("NCCL_DEBUG")),
+            ("NCCL_EXCLUDE_IB_HCA", Some("NCCL_IB_HCA")),
+            ("NCCL_SOCKET_IFACE", Some("NCCL_SOCKET_IFNAME")),
+            ("NCCL_IFNAME", Some("NCCL_SOCKET_IFNAME")),
+            ("NCCL_IB_HCAS", Some("NCCL_IB_HCA")),
+            ("NCCL_DEBUG_SUBSYSTEM", Some("NCCL_DEBUG_SUBSYS")),
+            ("IB_TIMEOUT", Some("NCCL_IB_TIMEOUT")),
+            ("nccl_debug", Some("NCCL_DEBUG")),
+            ("CUDA_VISIBLE_DEVICE", Some("CUDA_VISIBLE_DEVICES")),
+            ("NCCL", None),
+            ("EDITOR", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(name), meant, "{name}");
         }
     }
 }
