@@ -1,5 +1,5 @@
 # Two commands for everybody: make demo, make test.
-.PHONY: all demo test soak bench tools
+.PHONY: all demo test soak bench docs tools
 
 all:
 	cargo build --release --workspace
@@ -22,5 +22,9 @@ bench:
 	cargo bench --bench hostlist --bench plan
 	bench/hooks.sh || [ $$? -eq 77 ]
 	bench/srun.sh || [ $$? -eq 77 ]
+
+# Writes docs/variables.md from the catalog; a test fails when it is stale.
+docs:
+	UPDATE_DOCS=1 cargo test --test catalog the_page_of_variables_is_up_to_date
 
 -include packaging/install.mk

@@ -1,5 +1,6 @@
 //! `palingenesis explain`: gathers what the plugin gathers in a task, and prints
-//! the plan.
+//! the plan. With names of environment variables it prints what is known of
+//! them instead.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -9,7 +10,7 @@ use anyhow::Context;
 use palingenesis::config;
 use palingenesis::facts::network::Network;
 use palingenesis::facts::{Environment, NodeFacts, Rank0, Step, StepError};
-use palingenesis::plan::{self, Facts, rendezvous};
+use palingenesis::plan::{self, Facts, catalog, rendezvous};
 use palingenesis::report;
 
 use crate::{print, tell};
@@ -20,8 +21,10 @@ In a step (srun palingenesis explain) it explains the task it runs in; anywhere 
 The environment of this shell counts as the one that srun passes on, PALINGENESIS and PALINGENESIS_OPT_* among it. \
 A SPEC given to sbatch or salloc counts too, and in a step with the flag the one it was given.
 
+palingenesis explain NCCL_IB_TIMEOUT prints what a variable does, which values it takes, and what people get wrong.
+
 Exit codes: 0, also where there is no rank to explain; 78 where the job would be refused; 1 where Slurm's variables or \
-the description make no step; 2 for wrong usage.";
+the description make no step, or a NAME is not known; 2 for wrong usage.";
 
 /// What --json prints when there is no rank to explain.
 const NO_PLAN: &str = r#"{"step":null,"env":[],"unset":[],"left":[],"warnings":[]}"#;
@@ -29,8 +32,17 @@ const NO_PLAN: &str = r#"{"step":null,"env":[],"unset":[],"left":[],"warnings":[
 /// The step to explain, and how.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
+    /// Environment variables to explain, instead of a plan.
+    #[arg(value_name = "NAME", conflicts_with_all = ["spec", "nodelist", "command"])]
+    names: Vec<String>,
+
+    /// Print all that is known of environment variables, as Markdown.
+    #[arg(long, conflicts_with_all = ["names", "json", "spec", "nodelist", "command"])]
+    catalog: bool,
+
     /// Print one JSON object with the keys step, env, unset, left and warnings;
-    /// step is null where there is no rank to explain.
+    /// step is null where there is no rank to explain. With NAMEs, an array of
+    /// what is known of them.
     #[arg(long)]
     json: bool,
 
@@ -69,6 +81,12 @@ pub struct Arguments {
 
 /// The subcommand.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.catalog {
+        return print(&catalog::markdown());
+    }
+    if !arguments.names.is_empty() {
+        return variables(&arguments.names, arguments.json);
+    }
     let environment = Environment::of_process();
     let settings = config::resolve_flagged(arguments.spec.as_deref(), &environment, &[])?;
     if settings.help {
@@ -105,6 +123,37 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let plan = plan::plan(&facts, &settings)?;
     if arguments.json { print(&(report::json(&plan)? + "\n")) } else { print(&report::table(&plan)) }
+}
+
+/// What is known of each name. Unknown ones are told after the others.
+fn variables(names: &[String], json: bool) -> anyhow::Result<()> {
+    let known: Vec<&catalog::Entry> = names.iter().filter_map(|name| catalog::entry(name)).collect();
+    if json {
+        let all: Vec<serde_json::Value> = known.iter().map(|entry| entry.json()).collect();
+        print(&(serde_json::to_string(&all)? + "\n"))?;
+    } else {
+        let texts: Vec<String> = known.iter().map(|entry| entry.text() + &set_here(entry.name)).collect();
+        print(&texts.join("\n"))?;
+    }
+    let unknown = names.iter().filter(|name| catalog::entry(name).is_none()).map(|name| {
+        let meant = catalog::nearest(name).map_or(String::new(), |near| format!("; did you mean {near}?"));
+        format!("{} is no variable known here{meant}", config::printable(name))
+    });
+    let mut unknown: Vec<String> = unknown.collect();
+    let Some(last) = unknown.pop() else { return Ok(()) };
+    for line in unknown {
+        tell(&format!("error: {line}"));
+    }
+    anyhow::bail!(last)
+}
+
+/// A line about the value in this shell, if there is one.
+fn set_here(name: &str) -> String {
+    match std::env::var(name) {
+        Ok(_) if report::is_secret(name) => "  set here  (hidden)\n".into(),
+        Ok(value) => format!("  set here  {}\n", config::printable(&value)),
+        Err(_) => String::new(),
+    }
 }
 
 fn step(arguments: &Arguments, environment: &Environment) -> Result<Step, StepError> {
