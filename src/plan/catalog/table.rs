@@ -29,7 +29,7 @@ pub(super) static TABLE: &[Block] = &[
     Block { title: "Compiled kernels and their caches", entries: COMPILERS },
     Block { title: "Hugging Face, NeMo, packages, trackers", entries: FRAMEWORKS },
     Block { title: "DeepSpeed, JAX", entries: DEEPSPEED_JAX },
-    Block { title: "Containers", entries: CONTAINERS },
+    Block { title: "Containers and builds", entries: CONTAINERS },
     Block { title: "Slurm", entries: SLURM_ROWS },
     Block { title: "NCCL: internal", entries: NCCL_INTERNALS },
     Block { title: "NCCL: gone", entries: NCCL_GONE },
@@ -91,6 +91,7 @@ const TOOLKIT: Of = Of(
     Foreign,
     "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html",
 );
+const BUILD: Of = Of(Reader::Packages, Foreign, "pytorch/pytorch:cmake/Modules/FindNCCL.cmake");
 const SLURM: Of = Of(Reader::Slurm, Foreign, "https://slurm.schedmd.com/srun.html");
 
 const ANY: i64 = i64::MIN;
@@ -815,6 +816,9 @@ const PLUGINS: &[Entry] = &[
         .row("SHARP_COLL_ENABLE_PCI_RELAXED_ORDERING", ZERO_ONE, "PCI relaxed ordering in the SHARP library")
         .default("0")
         .source("coreweave/nccl-tests:README.md"),
+    GOOGLE
+        .row("NCCL_TESTS_*", Text, "the programs of nccl-tests; NCCL does not read it")
+        .source("NVIDIA/nccl-tests:README.md"),
     AWS.row("OFI_NCCL_*", Text, "aws-ofi-nccl, the plugin for EFA"),
     AWS.row("OFI_NCCL_PROTOCOL", AnyCase(&["SENDRECV", "RDMA"]), "how aws-ofi-nccl sends")
         .default("chosen by machine type"),
@@ -1190,6 +1194,9 @@ const ALLOCATORS: &[Entry] = &[
             backend:cudaMallocAsync",
         ),
     ALLOC
+        .row("PYTORCH_HIP_ALLOC_CONF", AllocatorKeys, "the same on AMD GPUs, by its old name")
+        .successor("PYTORCH_ALLOC_CONF"),
+    ALLOC
         .row("PYTORCH_NO_CUDA_MEMORY_CACHING", ZERO_ONE, "no caching of GPU memory")
         .default("0")
         .trap("for debugging; very slow"),
@@ -1433,6 +1440,12 @@ const PYTHON_SYSTEM: &[Entry] = &[
         .row("no_proxy", Text, "hosts that are reached without a proxy")
         .trap("should hold the cluster's own names")
         .source("https://curl.se/libcurl/c/libcurl-env.html"),
+    SYSTEM
+        .row("HTTP_PROXY", Text, "as http_proxy, for programs that read the upper case form")
+        .source("https://curl.se/libcurl/c/libcurl-env.html"),
+    SYSTEM.row("HTTPS_PROXY", Text, "as https_proxy").source("https://curl.se/libcurl/c/libcurl-env.html"),
+    SYSTEM.row("ALL_PROXY", Text, "as all_proxy").source("https://curl.se/libcurl/c/libcurl-env.html"),
+    SYSTEM.row("NO_PROXY", Text, "as no_proxy").source("https://curl.se/libcurl/c/libcurl-env.html"),
     SYSTEM
         .row("LANG", Text, "language and character set")
         .trap("pyxis removes it")
@@ -1679,6 +1692,14 @@ const CONTAINERS: &[Entry] = &[
         .trap("without it the image's value wins over the one you export"),
     PYXIS.row("PYXIS_CONTAINER_UNSHARE", Text, "default of --container-unshare, newer pyxis"),
     TOOLKIT
+        .row("NCCL_VERSION", Text, "an image's NCCL version, for people; NCCL does not read it")
+        .source("https://gitlab.com/nvidia/container-images/cuda"),
+    BUILD.row("NCCL_HOME", Path, "where builds look for NCCL; NCCL does not read it"),
+    BUILD.row("NCCL_ROOT", Path, "where CMake looks for NCCL; NCCL does not read it"),
+    BUILD.row("NCCL_ROOT_DIR", Path, "where PyTorch's build looks for NCCL; NCCL does not read it"),
+    BUILD.row("NCCL_INCLUDE_DIR", Path, "NCCL's header for PyTorch's build; NCCL does not read it"),
+    BUILD.row("NCCL_LIB_DIR", Path, "NCCL's library for PyTorch's build; NCCL does not read it"),
+    TOOLKIT
         .row("PYTORCH_VERSION", Text, "an image's PyTorch version")
         .trap("where an image sets it, enroot and pyxis set RANK, LOCAL_RANK, MASTER_ADDR and more by themselves")
         .source("NVIDIA/pyxis:pyxis_slurmstepd.c"),
@@ -1711,6 +1732,7 @@ const SLURM_ROWS: &[Entry] = &[
         .row("SLURM_NTASKS_PER_NODE", Number(1, MORE), "the option --ntasks-per-node")
         .trap("there only if given, and the job's; Lightning refuses several tasks without it"),
     SLURM.row("SLURM_JOB_ID", Number(1, MORE), "the job's number, of its own for each element of an array"),
+    SLURM.row("SLURM_STEP_ID", Number(0, MORE), "the step's number in its job"),
     SLURM
         .row("SLURM_ARRAY_JOB_ID", Number(1, MORE), "the array's number")
         .trap("the same for all elements: no port or directory should come from it"),
@@ -1740,6 +1762,7 @@ const SLURM_ROWS: &[Entry] = &[
     SLURM
         .row("SLURM_TMPDIR", Path, "a directory of the job on the node, at sites that make one")
         .trap("not Slurm's own: most clusters do not have it"),
+    SLURM.row("SLURM_CPUS_ON_NODE", Number(1, MORE), "CPUs of the step on this node"),
     SLURM.row("SLURM_MPI_TYPE", Text, "the option --mpi: none, pmi2, pmix").trap("PyTorch needs none of them"),
     SLURM.row("SLURM_UNBUFFEREDIO", Text, "the option --unbuffered: output line by line"),
     SLURM
