@@ -68,6 +68,15 @@ fn planned(world: &World) -> Plan {
     world.plan_with(&settings).unwrap()
 }
 
+/// Formatted only when an assertion fails.
+struct Lazy<F>(F);
+
+impl<F: Fn() -> String> std::fmt::Display for Lazy<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&(self.0)())
+    }
+}
+
 #[test]
 fn the_winner_is_the_one_the_rule_names_for_every_variable_and_combination() {
     let mut combinations = 0;
@@ -85,7 +94,7 @@ fn the_winner_is_the_one_the_rule_names_for_every_variable_and_combination() {
                 combinations += 1;
                 let world = world(name, layers, container);
                 let plan = planned(&world);
-                let what = format!("{name} with layers {layers:#b}, container {container}: {plan:#?}");
+                let what = Lazy(|| format!("{name} with layers {layers:#b}, container {container}: {plan:#?}"));
                 let winner = LAYERS.iter().find(|(layer, _)| layers & layer != 0);
                 // What the programs will find.
                 let removed = plan.unset.iter().any(|note| note.name == name);

@@ -647,7 +647,8 @@ fn every_profile_s_own_values() {
     // profile, GPUs, command, variable, value. Sources: Megatron-LM's
     // megatron/training/arguments.py; Megatron-Bridge's recipes and
     // scripts/performance/utils/overrides.py.
-    let table: &[(&str, &[&str], &str, &str, Option<&str>)] = &[
+    type Row<'a> = (&'a str, &'a [&'a str], &'a str, &'a str, Option<&'a str>);
+    let table: &[Row] = &[
         ("fsdp", h100, "python train.py", "PYTORCH_CUDA_ALLOC_CONF", alloc),
         ("fsdp", h100, "python train.py", "CUDA_DEVICE_MAX_CONNECTIONS", None),
         ("default", h100, "python train.py", "PYTORCH_CUDA_ALLOC_CONF", None),
