@@ -227,6 +227,16 @@ impl Step {
         self.tasks_per_node.nodes() as u32
     }
 
+    /// Whether every node has exactly one task.
+    pub fn one_task_on_each_node(&self) -> bool {
+        self.most_tasks_on_a_node() == 1 && self.world_size == self.nodes()
+    }
+
+    /// The most tasks on one node.
+    pub fn most_tasks_on_a_node(&self) -> u32 {
+        self.tasks_per_node.iter().max().unwrap_or(0)
+    }
+
     /// Fills what follows from the rest, and checks that all of it can be true.
     fn completed(mut self) -> Result<Step, StepError> {
         let wrong = |why: String| Err(StepError::Inconsistent(why));

@@ -1,7 +1,16 @@
-//! What the step's tasks are: ranks of a training, or a shell for a person.
+//! What the step's tasks are: ranks of a training, launchers that start the
+//! ranks of their node, or a shell for a person.
+//!
+//! A launcher is recognised in the command and, with one task on every node, in
+//! shell text too: there RANK and the others would only mislead it, and without
+//! PET_* each node's torchrun would be a training of its own. With several
+//! tasks on a node a launcher in shell text may be for one of them only
+//! (`[ $SLURM_LOCALID = 0 ] && torchrun …`), so the tasks stay ranks, and a
+//! check warns. A script file is not looked into: `launch=agent` says it.
 
 use serde::Serialize;
 
+use super::launcher;
 use crate::config::{Launch, Profile, Settings};
 
 /// What the tasks of the step are.
@@ -40,15 +49,19 @@ const SHELLS: [&str; 9] = ["bash", "sh", "zsh", "dash", "fish", "ksh", "mksh", "
 
 /// The shape asked for, or the one that shows: a shell is for a person if it has
 /// a terminal, by `--pty` or as srun's own standard input. `srun bash <script`
-/// is a program like any other.
-pub fn shape(settings: &Settings, command: &[String], pty: bool, terminal: bool) -> Shape {
+/// is a program like any other. `one_each`: exactly one task on every node.
+pub fn shape(settings: &Settings, command: &[String], pty: bool, terminal: bool, one_each: bool) -> Shape {
+    let starts =
+        |certainly: bool| one_each && launcher::find(command).is_some_and(|launcher| launcher.certain || !certainly);
     match settings.launch {
         Launch::Native => Shape::Native,
         Launch::Agent => Shape::Agent,
         Launch::Worker => Shape::Worker,
         Launch::Shell => Shape::Shell,
         Launch::Auto if settings.profile == Profile::Worker => Shape::Worker,
+        Launch::Auto if starts(true) => Shape::Agent,
         Launch::Auto if pty || (terminal && is_interactive_shell(command)) => Shape::Shell,
+        Launch::Auto if starts(false) => Shape::Agent,
         Launch::Auto => Shape::Native,
     }
 }
@@ -81,7 +94,7 @@ mod tests {
 
     fn auto(command: &str, pty: bool, terminal: bool) -> Shape {
         let command: Vec<String> = command.split_whitespace().map(String::from).collect();
-        shape(&Settings::default(), &command, pty, terminal)
+        shape(&Settings::default(), &command, pty, terminal, true)
     }
 
     #[test]
@@ -103,7 +116,28 @@ mod tests {
     fn launch_overrides() {
         let bash = ["bash".to_string()];
         let settings = |spec| Settings::parse(spec, crate::config::Source::Option).unwrap();
-        assert_eq!(shape(&settings("launch=native"), &bash, true, true), Shape::Native);
-        assert_eq!(shape(&settings("launch=shell"), &["python3".to_string()], false, false), Shape::Shell);
+        assert_eq!(shape(&settings("launch=native"), &bash, true, true, true), Shape::Native);
+        assert_eq!(shape(&settings("launch=shell"), &["python3".to_string()], false, false, true), Shape::Shell);
+        let torchrun = ["torchrun".to_string(), "train.py".to_string()];
+        assert_eq!(shape(&settings("launch=native"), &torchrun, false, false, true), Shape::Native);
+        assert_eq!(shape(&settings("launch=agent"), &bash, true, true, false), Shape::Agent);
+    }
+
+    #[test]
+    fn a_launcher_is_an_agent_where_every_node_has_one_task() {
+        let of = |command: &[&str], pty: bool, one_each: bool| {
+            let command: Vec<String> = command.iter().map(ToString::to_string).collect();
+            shape(&Settings::default(), &command, pty, pty, one_each)
+        };
+        let torchrun = ["torchrun", "train.py"];
+        let text = ["bash", "-c", "[ $SLURM_LOCALID = 0 ] && torchrun train.py"];
+        assert_eq!(of(&torchrun, false, true), Shape::Agent);
+        assert_eq!(of(&torchrun, false, false), Shape::Native);
+        // For a debugger in a terminal.
+        assert_eq!(of(&torchrun, true, true), Shape::Agent);
+        assert_eq!(of(&text, false, true), Shape::Agent);
+        assert_eq!(of(&text, false, false), Shape::Native);
+        assert_eq!(of(&text, true, true), Shape::Shell);
+        assert_eq!(of(&["bash", "train.sh"], false, true), Shape::Native);
     }
 }

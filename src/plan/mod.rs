@@ -2,11 +2,13 @@
 //! or output, no clock, no randomness, so that `palingenesis explain` shows what
 //! a job gets by construction.
 
+pub mod agent;
 pub mod catalog;
 pub mod checks;
 pub mod environment;
 pub mod fabric;
 pub mod launch;
+pub mod launcher;
 pub mod marks;
 pub mod merge;
 pub mod precedence;
@@ -255,7 +257,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     let (spec, settings) = (settings, merged.as_ref().unwrap_or(settings));
     let step = facts.step;
     let marks = Marks::of(facts.environment);
-    let shape = launch::shape(settings, facts.command, step.pty, step.terminal);
+    let shape = launch::shape(settings, facts.command, step.pty, step.terminal, step.one_task_on_each_node());
     let site_profile = site_profile(facts, settings)?;
     let wanted = environment::Wanted {
         profile: site_profile.map_or(settings.profile, |profile| profile.base),
@@ -298,7 +300,8 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     let mut offers = Offers::default();
     environment::offer(&mut offers, facts, &plan.step, wanted);
     fabric::offer(&mut offers, facts, settings);
-    threads::offer(&mut offers, facts, shape, 1);
+    let ranks_per_task = agent::offer(&mut offers, facts, &plan.step, settings, &marks);
+    threads::offer(&mut offers, facts, shape, ranks_per_task);
     offer_site(&mut offers, facts, site_profile);
     precedence::settle(&mut plan, facts, &marks, &offers);
     for unknown in &facts.node.unknown {
@@ -309,7 +312,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
         command: facts.command,
         nodes: Some(step.nodes()),
         tasks: Some(step.world_size),
-        tasks_on_a_node: Some(step.local_world_size),
+        tasks_on_a_node: Some(step.most_tasks_on_a_node()),
         shape: Some(shape),
         step: Some(step),
         node: Some(facts.node),

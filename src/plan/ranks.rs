@@ -66,9 +66,15 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
                 )
             };
             plan.leave("RANK and the others", left);
+            if plan.step.shape == Shape::Agent {
+                // For commands such as `accelerate launch --machine_rank $NODE_RANK`.
+                plan.set("NODE_RANK", super::agent::number(step).to_string(), Origin::Step, "this launcher's number");
+            }
             let names = variables.map(|(name, ..)| name);
             for name in names.into_iter().chain(OF_A_LAUNCHER).filter(|name| inherited(name)) {
-                plan.unset(name, removed);
+                if plan.value(name).is_none() {
+                    plan.unset(name, removed);
+                }
             }
         }
     }

@@ -250,7 +250,7 @@ pub fn wanted(
     settings: &Settings,
     rank0: &Rank0,
 ) -> Vec<String> {
-    if shape(settings, command, step.pty, step.terminal) == Shape::Shell {
+    if shape(settings, command, step.pty, step.terminal, step.one_task_on_each_node()) == Shape::Shell {
         return Vec::new();
     }
     let marks = Marks::of(environment);

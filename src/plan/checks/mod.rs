@@ -6,6 +6,7 @@
 //! is a warning, or, where it merely does nothing, a note.
 
 mod launch;
+mod launcher;
 mod nccl;
 mod node;
 mod torch;
@@ -65,7 +66,7 @@ const ELSEWHERE: &[&str] = &[
 ];
 
 fn tables() -> impl Iterator<Item = &'static Rule> {
-    [nccl::RULES, torch::RULES, launch::RULES, node::RULES].into_iter().flatten()
+    [nccl::RULES, torch::RULES, launch::RULES, launcher::RULES, node::RULES].into_iter().flatten()
 }
 
 /// Every check that looks by itself.
