@@ -301,3 +301,213 @@ fn flags(subject: &Subject, findings: &mut Findings) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::tests::World;
+    use super::super::super::{Plan, Refusal, Warning};
+
+    /// What the checks of this file find for a command on nodes with so many tasks
+    /// each.
+    fn found(
+        nodes: &str,
+        tasks: &str,
+        rank: u32,
+        command: &[&str],
+        variables: &[(&str, &str)],
+        spec: &str,
+    ) -> Vec<Warning> {
+        let mut world = World::new(nodes, tasks, rank).export(variables);
+        world.command = command.iter().map(ToString::to_string).collect();
+        let warnings = match world.plan(spec) {
+            Ok(Plan { warnings, .. }) => warnings,
+            Err(Refusal::Checks(errors)) => errors,
+            Err(other) => panic!("{other}"),
+        };
+        warnings.into_iter().filter(|warning| warning.id.starts_with("launcher-")).collect()
+    }
+
+    /// `E` for an error, `w` for a warning, in the order found.
+    fn marks(found: &[Warning]) -> String {
+        found.iter().map(|warning| if warning.severity == super::Severity::Error { 'E' } else { 'w' }).collect()
+    }
+
+    fn words(line: &str) -> Vec<&str> {
+        line.split_whitespace().collect()
+    }
+
+    /// <https://github.com/pytorch/pytorch/issues/116974>: two launchers on a node
+    /// for one place.
+    #[test]
+    fn several_launchers_on_a_node() {
+        for (command, tasks, spec, expected) in [
+            ("torchrun x.py", "4", "", "E"),
+            ("torchrun --nnodes=2 --nproc_per_node=2 --rdzv_id=1 --rdzv_backend=c10d x.py", "2", "", "E"),
+            ("python -m torch.distributed.run x.py", "2", "", "E"),
+            ("uv run torchrun x.py", "2,1", "", "E"),
+            ("accelerate launch x.py", "2", "", "E"),
+            ("deepspeed x.py", "2", "", "E"),
+            ("torchrun x.py", "2", "launch=agent", "E"),
+            ("torchrun x.py", "2", "launcher-shape=warn", "w"),
+            ("torchrun x.py", "2", "launcher-shape=off", ""),
+            ("torchrun x.py", "2", "checks=off", ""),
+            // The user says what the tasks are.
+            ("torchrun x.py", "2", "launch=native", ""),
+            // As many places as launchers.
+            ("torchrun --nnodes=4 --rdzv_backend=c10d --rdzv_endpoint=n1 x.py", "2", "", "w"),
+            ("nsys profile torchrun x.py", "2", "", "w"),
+            ("bash train.sh", "2", "launch=agent", "w"),
+            ("torchrun x.py", "1", "", ""),
+            ("python x.py", "4", "", ""),
+        ] {
+            let found = found("n[1-2]", tasks, 0, &words(command), &[], spec);
+            assert_eq!(marks(&found), expected, "{command}: {found:?}");
+            assert!(found.iter().all(|warning| warning.cure.contains("--ntasks-per-node=1")), "{found:?}");
+        }
+        let text = ["bash", "-c", "[ $SLURM_LOCALID = 0 ] && torchrun --nproc-per-node=4 x.py"];
+        for spec in ["", "launch=agent"] {
+            assert_eq!(marks(&found("n[1-2]", "4", 3, &text, &[], spec)), "w", "{spec}");
+        }
+        // One node as well.
+        assert_eq!(marks(&found("n1", "8", 0, &["torchrun", "x.py"], &[], "")), "E");
+        // Of a het step the other component may be meant.
+        let mut het = World::new("n[1-2]", "2", 0);
+        het.command = vec!["torchrun".into(), "x.py".into()];
+        (het.step.het, het.step.components) = (true, vec!["n1".into(), "n2".into()]);
+        assert!(het.plan("").unwrap().warnings.iter().any(|warning| warning.id == "launcher-shape"));
+    }
+
+    /// <https://github.com/openvla/openvla/issues/175>
+    #[test]
+    fn each_node_for_itself() {
+        for line in [
+            "torchrun --standalone x.py",
+            "torchrun --standalone --master_addr=$MASTER_ADDR --nnodes=$WORLD_SIZE --node_rank=$RANK x.py",
+            "uv run torchrun --standalone --nproc-per-node=8 x.py",
+            "python -m torch.distributed.run --standalone x.py",
+            "torchrun --nnodes=1 x.py",
+            "torchrun --nnodes 1:1 x.py",
+            "torchrun --nn=1 x.py",
+        ] {
+            assert_eq!(marks(&found("n[1-2]", "1", 1, &words(line), &[], "")), "E", "{line}");
+            assert_eq!(marks(&found("n1", "1", 0, &words(line), &[], "")), "", "{line}");
+            assert_eq!(marks(&found("n[1-2]", "1", 1, &["bash", "-c", line], &[], "")), "w", "{line}");
+        }
+        for variable in [("PET_STANDALONE", "1"), ("PET_NNODES", "1"), ("PET_NNODES", "1:1")] {
+            assert_eq!(marks(&found("n[1-2]", "1", 1, &["torchrun", "x.py"], &[variable], "")), "E", "{variable:?}");
+        }
+        assert_eq!(marks(&found("n[1-2]", "1", 1, &["torchrun", "x.py"], &[("PET_STANDALONE", "0")], "")), "");
+    }
+
+    #[test]
+    fn a_number_of_nodes_that_is_not_the_step_s() {
+        for (line, spec, expected) in [
+            ("torchrun --nnodes=2 x.py", "", ""),
+            ("torchrun --nnodes=3 x.py", "", "E"),
+            ("torchrun --nnodes=1:2 x.py", "", ""),
+            ("torchrun --nnodes=1:4 --rdzv-backend=c10d x.py", "", ""),
+            ("torchrun --nnodes=1:4 x.py", "rdzv=c10d", ""),
+            ("torchrun --nnodes=1:4 x.py", "", "E"),
+            ("torchrun --nnodes=3:4 --rdzv-backend=c10d x.py", "", "E"),
+            ("torchrun --nnodes=abc x.py", "", ""),
+            ("torchrun --brand-new 1 --nnodes=3 x.py", "", "w"),
+            ("torchrun x.py --nnodes=3", "", ""),
+        ] {
+            let found = found("n[1-2]", "1", 0, &words(line), &[], spec);
+            assert_eq!(marks(&found), expected, "{line} {spec}: {found:?}");
+        }
+        assert_eq!(marks(&found("n[1-4]", "1", 0, &words("torchrun --nnodes=2 x.py"), &[], "")), "w");
+        let variable = |value| found("n[1-4]", "1", 0, &words("torchrun x.py"), &[("PET_NNODES", value)], "");
+        assert_eq!([marks(&variable("4")), marks(&variable("2")), marks(&variable("5"))], ["", "w", "E"]);
+        // The flag wins over the variable.
+        assert_eq!(marks(&found("n[1-2]", "1", 0, &words("torchrun --nnodes=2 x.py"), &[("PET_NNODES", "9")], "")), "");
+    }
+
+    #[test]
+    fn a_node_number_that_is_the_same_everywhere() {
+        for (line, variables, rank, expected) in [
+            ("torchrun --nnodes=2 --node-rank=0 x.py", &[][..], 0, "E"),
+            ("torchrun --nnodes=2 --node_rank 0 x.py", &[], 1, "E"),
+            ("torchrun --node_rank=0 --rdzv_backend=c10d x.py", &[], 1, ""),
+            ("torchrun --node-rank=$SLURM_NODEID x.py", &[], 1, ""),
+            ("accelerate launch --machine_rank 0 --config_file c.yaml x.py", &[], 1, "E"),
+            ("torchrun x.py", &[("PET_NODE_RANK", "0")], 1, "E"),
+            // A task prolog may have set it.
+            ("torchrun x.py", &[("PET_NODE_RANK", "1")], 1, ""),
+        ] {
+            let found = found("n[1-2]", "1", rank, &words(line), variables, "");
+            assert_eq!(marks(&found), expected, "{line}: {found:?}");
+        }
+    }
+
+    /// <https://github.com/pytorch/pytorch/issues/79388>
+    #[test]
+    fn a_meeting_place_where_nobody_listens() {
+        for (line, variables, expected) in [
+            ("torchrun --master-addr=127.0.0.1 x.py", &[][..], "E"),
+            ("torchrun --master_addr localhost x.py", &[], "E"),
+            ("torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:0 x.py", &[], "E"),
+            ("torchrun --rdzv-backend=c10d --rdzv-endpoint=127.0.1.1:29400 x.py", &[], "E"),
+            ("torchrun --rdzv-backend=c10d --rdzv-endpoint=n2:29400 x.py", &[], ""),
+            ("torchrun --rdzv-backend=etcd-v2 --rdzv-endpoint=localhost:2379 x.py", &[], ""),
+            ("torchrun --master-addr=n2 x.py", &[], "E"),
+            ("torchrun --master-addr=n1 x.py", &[], ""),
+            ("torchrun --master-addr=n1-ib0 x.py", &[], ""),
+            ("torchrun x.py", &[("PET_MASTER_ADDR", "127.0.0.1")], "Ew"),
+            ("torchrun x.py", &[("PET_MASTER_ADDR", "n2")], "Ew"),
+            ("torchrun x.py", &[("PET_MASTER_ADDR", "n1")], ""),
+            ("torchrun x.py", &[("PET_MASTER_ADDR", "n1-ib0")], "w"),
+            ("torchrun --master-addr=n1 x.py", &[("PET_MASTER_ADDR", "n2")], ""),
+        ] {
+            let mut found = found("n[1-2]", "1", 1, &words(line), variables, "");
+            if expected == "Ew" {
+                // A refusal names errors only.
+                found.truncate(1);
+                assert_eq!(marks(&found), "E", "{line} {variables:?}: {found:?}");
+            } else {
+                assert_eq!(marks(&found), expected, "{line} {variables:?}: {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn launchers_that_need_flags_are_told() {
+        for (line, expected) in [
+            ("accelerate launch x.py", "w"),
+            ("accelerate launch --config_file c.yaml x.py", "w"),
+            ("accelerate launch --config_file c.yaml --machine_rank $NODE_RANK x.py", ""),
+            (
+                "accelerate launch --num_machines 2 --num_processes 16 --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT x.py",
+                "",
+            ),
+            ("composer x.py", "w"),
+            ("composer --world_size 16 x.py", ""),
+            ("deepspeed x.py", "w"),
+            ("deepspeed --no_ssh --node_rank $NODE_RANK x.py", ""),
+            ("colossalai run x.py", "w"),
+        ] {
+            let found = found("n[1-2]", "1", 1, &["bash", "-c", line], &[], "");
+            assert_eq!(marks(&found), expected, "{line}: {found:?}");
+            assert_eq!(marks(&super::tests::found("n1", "1", 0, &["bash", "-c", line], &[], "")), "", "{line}");
+        }
+        let accelerate = found("n[1-2]", "1", 1, &words("accelerate launch --num_machines 2 x.py"), &[], "");
+        let cure = &accelerate[0].cure;
+        assert!(cure.contains("--machine_rank $NODE_RANK") && !cure.contains("num_machines"), "{cure}");
+    }
+
+    #[test]
+    fn every_finding_is_one_line_without_words_of_the_command() {
+        let secret = "hf_secret";
+        for line in [
+            format!("torchrun --master-addr={secret} --nnodes=1 x.py"),
+            format!("torchrun --rdzv-endpoint={secret} --node-rank=0 x.py"),
+            format!("accelerate launch --num_machines {secret} x.py"),
+            format!("torchrun --nnodes={secret} --standalone x.py"),
+        ] {
+            for warning in found("n[1-2]", "1", 1, &words(&line), &[], "checks=warn") {
+                let text = format!("{}{}", warning.message, warning.cure);
+                assert!(!text.contains(secret) && !text.contains('\n'), "{text}");
+            }
+        }
+    }
+}
