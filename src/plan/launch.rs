@@ -49,7 +49,8 @@ const SHELLS: [&str; 9] = ["bash", "sh", "zsh", "dash", "fish", "ksh", "mksh", "
 
 /// The shape asked for, or the one that shows: a shell is for a person if it has
 /// a terminal, by `--pty` or as srun's own standard input. `srun bash <script`
-/// is a program like any other. `one_each`: exactly one task on every node.
+/// is a program like any other, and so is a launcher with `--pty`, which lets a
+/// debugger be typed to. `one_each`: exactly one task on every node.
 pub fn shape(settings: &Settings, command: &[String], pty: bool, terminal: bool, one_each: bool) -> Shape {
     let starts =
         |certainly: bool| one_each && launcher::find(command).is_some_and(|launcher| launcher.certain || !certainly);

@@ -40,6 +40,11 @@ fn add(findings: &mut Findings, certain: bool, message: String, cure: &str) {
     if certain { findings.error(message, cure) } else { findings.warn(message, cure) }
 }
 
+/// Whether other components of the step may have another command.
+fn het(subject: &Subject) -> bool {
+    subject.step.is_some_and(|step| step.het)
+}
+
 /// The launcher, where the tasks are meant to be launchers or may be.
 fn launcher(subject: &Subject) -> Option<Launcher> {
     let of_another_kind = matches!(subject.settings.launch, Launch::Native | Launch::Shell | Launch::Worker);
@@ -58,7 +63,7 @@ fn fits_the_step(subject: &Subject, findings: &mut Findings) {
                 format!(
                     "launch=agent, but up to {on_a_node} tasks run on a node: two launchers there would be one node"
                 ),
-                "--ntasks-per-node=1, or start the launcher in one task of each node only",
+                "give srun --ntasks-per-node=1, or start the launcher in one task of each node only",
             );
         }
         return;
@@ -102,7 +107,7 @@ fn fits_the_step(subject: &Subject, findings: &mut Findings) {
 /// Several tasks on a node, each of which would start the node's ranks.
 fn too_many(subject: &Subject, launcher: &Launcher, on_a_node: u32, findings: &mut Findings) {
     let name = launcher.kind.name();
-    let cure = "--ntasks-per-node=1 (torchrun's --nproc-per-node says how many ranks it starts)";
+    let cure = "give srun --ntasks-per-node=1; how many ranks each launcher starts is its own setting";
     if launcher.in_shell {
         findings.warn(
             format!("the shell text starts {name}, and up to {on_a_node} tasks run it on a node: each would start the node's ranks, unless one of them only gets that far"),
@@ -113,10 +118,9 @@ fn too_many(subject: &Subject, launcher: &Launcher, on_a_node: u32, findings: &m
     // As many places as launchers: `--nnodes` counts the tasks.
     let counted = launcher.value("nnodes").and_then(|value| value.parse().ok());
     let places = counted.is_some_and(|places: u32| Some(places) == subject.tasks);
-    let het = subject.step.is_some_and(|step| step.het);
     add(
         findings,
-        launcher.certain && !places && !het,
+        launcher.certain && !places && !het(subject),
         format!("{name} starts the ranks of its node, but up to {on_a_node} tasks on a node each start one"),
         cure,
     );
@@ -156,7 +160,7 @@ fn same_number_everywhere(subject: &Subject, launcher: &Launcher, flag: &str, no
     let Some(number) = launcher.value(flag).and_then(|value| value.parse::<u32>().ok()) else {
         return;
     };
-    if nodes < 2 || subject.command.is_empty() {
+    if nodes < 2 {
         return;
     }
     let cure = match launcher.kind.name() {
@@ -165,7 +169,7 @@ fn same_number_everywhere(subject: &Subject, launcher: &Launcher, flag: &str, no
     };
     add(
         findings,
-        launcher.certain && (launcher.flags_certain || launcher.kind == Kind::Accelerate),
+        launcher.certain && (launcher.flags_certain || launcher.kind == Kind::Accelerate) && !het(subject),
         format!("--{flag}={number} is the same on all {nodes} nodes, but each needs a number of its own"),
         &cure,
     );
