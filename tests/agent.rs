@@ -8,8 +8,10 @@
 mod common;
 
 use std::fs;
+use std::process::{Command, Stdio};
 
 use common::{Sandbox, library};
+use palingenesis::plan::launcher;
 
 /// Slurm counts n2 before n10; by the order of characters n10 comes first.
 const NODES: &str = "n2,n10";
@@ -170,5 +172,74 @@ fn a_script_with_a_launcher_is_an_agent_by_option() {
         // The user's stays.
         assert_eq!(task.number("PET_NPROC_PER_NODE"), 3, "{task}");
         assert_eq!(task.number("PET_NODE_RANK"), rank as u32, "{task}");
+    }
+}
+
+/// Command lines of torchrun; PyTorch 1.13 knows `_` only.
+const FLAGS: [&str; 16] = [
+    "train.py",
+    "--nnodes=2 train.py",
+    "--nnodes 1:4 train.py --nnodes=9",
+    "--nproc_per_node 8 --node_rank=1 train.py",
+    "--nproc=4 train.py",
+    "--nn 2 --node 1 train.py",
+    "--master_a=n1 --master_p 29500 train.py",
+    "--rdzv_backend=c10d --rdzv_e n1:29400 --rdzv_i x --rdzv_c is_host=1,a=2 train.py",
+    "--standalone train.py --standalone",
+    "--stand --nproc_per_node=gpu train.py",
+    "-m --nnodes=2 package.train --node_rank 1",
+    "-r 3 -t3 --nnodes=2 train.py",
+    "-r3 -t 0:1,1:2 --max_restarts 1 --nnodes=2 train.py",
+    "--nnodes=1 --nnodes=2 train.py",
+    "--no_python --nnodes=2 ./train.sh --standalone",
+    "--run_path --role trainer --log_dir /tmp --nnodes=2 /train.py",
+];
+
+/// What torchrun's own parser makes of each line that it is given.
+const PARSER: &str = "
+import sys
+from torch.distributed.run import get_args_parser
+for line in sys.argv[1:]:
+    read = get_args_parser().parse_args(line.split())
+    names = ['nnodes', 'nproc_per_node', 'node_rank', 'master_addr', 'master_port',
+             'rdzv_backend', 'rdzv_endpoint', 'rdzv_id', 'rdzv_conf', 'standalone']
+    print('|'.join(str(getattr(read, name)) for name in names))
+";
+
+#[test]
+fn flags_are_read_as_torchrun_reads_them() {
+    let mut python = Command::new("timeout");
+    python.args(["60", "/usr/bin/python3", "-c", PARSER]).args(FLAGS).stdin(Stdio::null());
+    // Its defaults, not those of whoever runs the tests.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PET_")) {
+        python.env_remove(name);
+    }
+    let output = python.output().expect("timeout is there");
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(why.contains("No module named 'torch'") || why.contains("No such file"), "{why}");
+        println!("skipped: /usr/bin/python3 has no torch; install it with: apt-get install python3-torch");
+        return;
+    }
+    let read = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(read.lines().count(), FLAGS.len(), "{read}");
+    for (flags, read) in FLAGS.into_iter().zip(read.lines()) {
+        let words: Vec<String> = format!("torchrun {flags}").split(' ').map(String::from).collect();
+        let found = launcher::find(&words).unwrap();
+        assert!(found.certain && found.flags_certain, "{flags}");
+        let value = |flag: &str, default: &str| found.value(flag).unwrap_or(default).to_string();
+        let ours = [
+            value("nnodes", "1:1"),
+            value("nproc-per-node", "1"),
+            value("node-rank", "0"),
+            value("master-addr", "127.0.0.1"),
+            value("master-port", "29500"),
+            value("rdzv-backend", "static"),
+            value("rdzv-endpoint", ""),
+            value("rdzv-id", "none"),
+            value("rdzv-conf", ""),
+            if found.has("standalone") { "True".into() } else { "False".into() },
+        ];
+        assert_eq!(ours.join("|"), read, "{flags}");
     }
 }

@@ -524,9 +524,14 @@ fn torchrun_flags(arguments: &[String]) -> (Flags, bool) {
                 Some("-m") if word.len() == 2 => flags.push(("module".into(), None)),
                 Some(short @ ("-r" | "-t")) => {
                     let name = if short == "-r" { "redirects" } else { "tee" };
-                    let joined = word.get(2..).filter(|joined| !joined.is_empty());
-                    at += usize::from(joined.is_none());
-                    flags.push((name.into(), joined.map(|joined| joined.trim_start_matches('=').into())));
+                    let value = match word.get(2..).filter(|joined| !joined.is_empty()) {
+                        Some(joined) => Some(joined.trim_start_matches('=').to_string()),
+                        None => {
+                            at += 1;
+                            arguments.get(at - 1).cloned()
+                        }
+                    };
+                    flags.push((name.into(), value));
                 }
                 _ => certain = false,
             }
@@ -730,7 +735,7 @@ mod tests {
             ("--master_a n1", "master-addr", Some("n1")),
             ("--standalone", "standalone", None),
             ("--stand", "standalone", None),
-            ("-r 3", "redirects", None),
+            ("-r 3", "redirects", Some("3")),
             ("-t3", "tee", Some("3")),
             ("--nnodes=1 --nnodes=2", "nnodes", Some("2")),
             ("--master_port=$MASTER_PORT", "master-port", Some("$MASTER_PORT")),
@@ -778,9 +783,22 @@ mod tests {
         for text in ["'", "\"", "$(", "\\", "$((1+", "a'b\"c", ";;&&||", "`", ">&", "&>"] {
             assert_eq!(find(&["bash".into(), "-c".into(), text.into()]), None, "{text}");
         }
-        for words in [&["python", "-m"][..], &["python", "-W"], &["uv", "run", "-m"], &["env", "-u"], &["bash", "-o"]] {
+        for words in [
+            &["python", "-mé"][..],
+            &["python", "-é", "x"],
+            &["torchrun\u{301}"],
+            &["python", "-m"],
+            &["python", "-W"],
+            &["uv", "run", "-m"],
+            &["env", "-u"],
+            &["bash", "-o"],
+        ] {
             let words: Vec<String> = words.iter().map(ToString::to_string).collect();
             assert_eq!(find(&words), None, "{words:?}");
+        }
+        for word in ["-é", "--é=1", "-", "--", "--=", "-r", "--nnodes", "\u{0}"] {
+            let found = find(&["torchrun".into(), word.into()]).unwrap();
+            assert_eq!(found.value("nnodes"), None, "{word:?}");
         }
     }
 }

@@ -281,7 +281,7 @@ fn flags(subject: &Subject, findings: &mut Findings) {
                 let missing: Vec<String> = needed.into_iter().map(|(_, text)| text).collect();
                 findings.warn(
                     format!(
-                        "{name} does not take the step's {nodes} nodes from the environment, and lacks flags for them"
+                        "{name} takes the nodes and its own number from flags or a configuration file, and the command lacks flags for the step's {nodes} nodes"
                     ),
                     format!("write bash -c '{name} {} …', or use torchrun, which needs no flag", missing.join(" ")),
                 );
