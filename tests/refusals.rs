@@ -73,7 +73,11 @@ fn every_mistake_is_one_line_and_exit_code_78_before_the_command_runs() {
         ("", "megatorn", &["unknown word 'megatorn'", "did you mean 'megatron'?"]),
         ("", "banana", &["unknown word 'banana'", "--palingenesis=help"]),
         ("", "prot=23456", &["unknown key 'prot'", "did you mean 'port'?"]),
-        ("", "launch=nativ", &["bad value 'nativ' for launch", "did you mean 'native'?", "auto|native|agent|shell|worker"]),
+        (
+            "",
+            "launch=nativ",
+            &["bad value 'nativ' for launch", "did you mean 'native'?", "auto|native|agent|shell|worker"],
+        ),
         ("", "port=80", &["bad value '80' for port in --palingenesis", "below 1024", "write port=PORT"]),
         ("", "port=70000", &["bad value '70000' for port", "65535"]),
         ("PALINGENESIS_OPT_PORT=0", "", &["bad value '0' for port in PALINGENESIS_OPT_PORT", "port 0 is none"]),
