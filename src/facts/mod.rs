@@ -4,6 +4,7 @@
 //! What is read from files takes a root directory, so that a recorded machine
 //! can be planned anywhere.
 
+pub mod container;
 pub mod environment;
 pub mod gpus;
 pub mod hostlist;

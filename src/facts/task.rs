@@ -11,6 +11,8 @@ pub struct TaskFacts {
     pub nccl_files: Vec<FileValue>,
     /// Whether a container's image replaced the environment.
     pub container: Container,
+    /// Names that the container plugin was told to leave as they are.
+    pub container_keeps: Vec<String>,
 }
 
 /// A variable in one of NCCL's files.

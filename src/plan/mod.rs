@@ -5,6 +5,7 @@
 pub mod agent;
 pub mod catalog;
 pub mod checks;
+mod container;
 pub mod environment;
 pub mod fabric;
 pub mod launch;
@@ -59,7 +60,8 @@ pub struct Facts<'a> {
 
 static UNKNOWN_NODE: NodeFacts =
     NodeFacts { gpu_models: Vec::new(), ephemeral_ports: None, rdma: None, netdevs: None, unknown: Vec::new() };
-static UNKNOWN_TASK: TaskFacts = TaskFacts { cpus: None, nccl_files: Vec::new(), container: Container::None };
+static UNKNOWN_TASK: TaskFacts =
+    TaskFacts { cpus: None, nccl_files: Vec::new(), container: Container::None, container_keeps: Vec::new() };
 static UNKNOWN_RANK0: Rank0 = Rank0 { host: None, address: None };
 
 impl<'a> Facts<'a> {
@@ -77,6 +79,13 @@ impl<'a> Facts<'a> {
             submitted: None,
             site: None,
         }
+    }
+
+    /// The environment as the user knows it. A container's image, or its
+    /// runtime's hooks, may have put ranks and a MASTER_ADDR into the task's
+    /// (enroot's 50-slurm-pytorch.sh does), which are nobody's wish.
+    fn users(&self) -> &'a Environment {
+        self.submitted.unwrap_or(self.environment)
     }
 }
 
@@ -304,6 +313,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     threads::offer(&mut offers, facts, shape, ranks_per_task);
     offer_site(&mut offers, facts, site_profile);
     precedence::settle(&mut plan, facts, &marks, &offers);
+    container::decide(&mut plan, facts, &marks);
     for unknown in &facts.node.unknown {
         plan.inform("facts-unknown", unknown.clone(), "what follows from it is left as if it were not there");
     }

@@ -33,7 +33,7 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
             let mut stale = Vec::new();
             for (name, value, why) in variables {
                 let value = value.to_string();
-                if let Some(old) = marks.users(facts.environment, name).filter(|old| *old != value) {
+                if let Some(old) = marks.users(facts.users(), name).filter(|old| *old != value) {
                     stale.push(format!("{name}={}", crate::config::printable(old)));
                 }
                 plan.set(name, value, Origin::Step, why);

@@ -7,6 +7,7 @@ use thiserror::Error;
 use crate::config::{self, Launch, PortRange, Settings, printable};
 use crate::facts::hostlist;
 use crate::facts::network::Resolution;
+use crate::facts::task::Container;
 use crate::facts::{Environment, Rank0, Step};
 
 use super::launch::shape;
@@ -203,7 +204,7 @@ fn tell_passed_over(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: 
     ];
     let port = [("port=", settings.port.is_some()), ("ports=", settings.ports.is_some())];
     for (name, option) in [("MASTER_ADDR", first(&host)), ("MASTER_PORT", first(&port))] {
-        if let (Some(value), Some(option)) = (marks.users(facts.environment, name), option) {
+        if let (Some(value), Some(option)) = (marks.users(facts.users(), name), option) {
             let message = format!("{name}={} of the environment gives way to {option}", printable(value));
             plan.inform("variable-passed-over", message, format!("leave out {option} to have it"));
         }
@@ -359,7 +360,7 @@ pub(super) fn decide(
     tell_passed_over(plan, facts, settings, marks);
     let (host, origin, why) = settle_host(facts, settings, marks)?;
     if let Resolution::Silent(why) = facts.resolution {
-        let message = format!("whether {host} resolves on {} is unknown: {why}", facts.step.node);
+        let message = format!("whether {host} resolves on {} is unknown: {why}", looked_up_on(facts));
         plan.warn("name-not-checked", message, "if the ranks do not meet, look at that node's resolver");
     }
     plan.step.master_addr = Some(host.clone());
@@ -369,16 +370,16 @@ pub(super) fn decide(
 
 fn settle_host(facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(String, Origin, String), RendezvousError> {
     let step = facts.step;
-    let choice = choose(step, facts.environment, settings, facts.rank0, marks)?;
-    if let Some((host, origin)) = given_host(settings, facts.environment) {
+    let choice = choose(step, facts.users(), settings, facts.rank0, marks)?;
+    if let Some((host, origin)) = given_host(settings, facts.users()) {
         let known = known_nodes(step);
         check_given_host(&host, origin, step.nodes(), certain_rank0(step, facts.rank0).as_deref(), &known)?;
         let here = step.node == choice.host || certain_rank0(step, facts.rank0).as_ref() == Some(&step.node);
         return match facts.resolution {
-            Resolution::Failed(why) => Err(unresolvable(&host, origin, &step.node, why)),
+            Resolution::Failed(why) => Err(unresolvable(&host, origin, &looked_up_on(facts), why)),
             Resolution::Found(addresses) if step.nodes() > 1 && !here && addresses.iter().all(IpAddr::is_loopback) => {
                 let from = shown(origin, &host);
-                Err(RendezvousError::LoopbackName { from, node: step.node.clone(), cure: cure(origin) })
+                Err(RendezvousError::LoopbackName { from, node: looked_up_on(facts), cure: cure(origin) })
             }
             _ => Ok((host, origin, choice.why.into())),
         };
@@ -391,8 +392,11 @@ fn settle_host(facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(Str
     }
     let fallback = |why: &str| -> Result<(String, Origin, String), RendezvousError> {
         if let (Some(address), None) = (&facts.rank0.address, &settings.suffix) {
-            let reason =
-                format!("Slurm's address of rank 0's host {}, since the name {why} on {}", choice.host, step.node);
+            let reason = format!(
+                "Slurm's address of rank 0's host {}, since the name {why} on {}",
+                choice.host,
+                looked_up_on(facts)
+            );
             return Ok((address.clone(), Origin::Step, reason));
         }
         if step.nodes() == 1 && settings.suffix.is_none() {
@@ -402,12 +406,12 @@ fn settle_host(facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(Str
         if settings.suffix.is_some() {
             return Err(RendezvousError::Unresolvable {
                 from: format!("suffix={}: {}", settings.suffix.as_deref().unwrap_or_default(), choice.host),
-                node: step.node.clone(),
+                node: looked_up_on(facts),
                 why: why.into(),
                 cure: "leave out suffix=",
             });
         }
-        Err(RendezvousError::NoAddress { host: choice.host.clone(), node: step.node.clone(), why: why.into() })
+        Err(RendezvousError::NoAddress { host: choice.host.clone(), node: looked_up_on(facts), why: why.into() })
     };
     match facts.resolution {
         Resolution::Failed(why) => fallback(&format!("does not resolve ({why})")),
@@ -420,6 +424,14 @@ fn settle_host(facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(Str
         }
         Resolution::Silent(why) if facts.rank0.address.is_some() => fallback(&format!("gets no answer ({why})")),
         _ => Ok((choice.host, choice.origin, choice.why.into())),
+    }
+}
+
+/// Whose resolver was asked: a container has an /etc of its own.
+fn looked_up_on(facts: &Facts) -> String {
+    match facts.task.container {
+        Container::Inside => format!("{} (in its container)", facts.step.node),
+        _ => facts.step.node.clone(),
     }
 }
 
@@ -479,15 +491,15 @@ fn on_interface(facts: &Facts, iface: &str, host: &str) -> Result<(String, Origi
 
 fn settle_port(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(), RendezvousError> {
     let step = facts.step;
-    let exported = given_port(settings, facts.environment);
+    let exported = given_port(settings, facts.users());
     let range = settings.ports.unwrap_or(DEFAULT_PORTS);
     let (ports, origin, why) = match (settings.port, exported) {
         (Some(port), _) => (vec![port], Origin::Option, "port=".to_string()),
         (None, Err(error)) => return Err(error),
         (None, Ok(Some(port))) => (vec![port], Origin::User, "yours, kept".to_string()),
         (None, Ok(None)) => {
-            let of_this_step = marks.of_this_step(facts.environment, step, "MASTER_PORT");
-            let kept = facts.environment.get("MASTER_PORT").and_then(|port| port.parse().ok());
+            let of_this_step = marks.of_this_step(facts.users(), step, "MASTER_PORT");
+            let kept = facts.users().get("MASTER_PORT").and_then(|port| port.parse().ok());
             match kept.filter(|_| of_this_step) {
                 Some(port) => (vec![port], Origin::Step, "as set when this step started".to_string()),
                 None => {

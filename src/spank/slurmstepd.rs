@@ -11,7 +11,8 @@ use super::host::Handle;
 use super::kept::lock;
 use super::{Arguments, Failure, task};
 use crate::config::Plugstack;
-use crate::facts::NodeFacts;
+use crate::facts::container::Place;
+use crate::facts::{Environment, NodeFacts};
 
 /// What the tasks need of their node; forked tasks inherit it.
 #[derive(Debug, Default)]
@@ -22,6 +23,10 @@ pub struct Node {
     pub gate: Option<Gate>,
     /// How long they wait there.
     pub limit: Duration,
+    /// The job's environment before a container plugin could change it.
+    pub submitted: Environment,
+    /// Where a process without a container stands; `None` when not looked at.
+    pub outside: Option<Place>,
 }
 
 static NODE: Mutex<Option<Node>> = Mutex::new(None);
@@ -67,9 +72,12 @@ pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     }
     let plugstack = Plugstack::parse(arguments.iter()).map_err(|error| Failure::Refused(error.to_string()))?;
     let facts = NodeFacts::read(&plugstack.root);
+    let submitted = handle.environment()?;
     if let Some(node) = lock(&NODE).as_mut() {
         node.facts = facts;
         node.limit = plugstack.gate;
+        node.submitted = submitted;
+        node.outside = Some(Place::here());
     }
     Ok(())
 }

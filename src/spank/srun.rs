@@ -15,7 +15,7 @@ use crate::EXIT_REFUSED;
 use crate::config::{self, FLAG_VARIABLE, Given, Plugstack, Settings};
 use crate::facts::network::{PATIENCE, Resolution, resolve};
 use crate::facts::step::FIRST_SPECIAL_STEP;
-use crate::facts::{Environment, hostlist};
+use crate::facts::{Environment, container, hostlist};
 use crate::plan::rendezvous::{check_given_host, given_host, given_port, unresolvable};
 use crate::system::output::{stdin_is_terminal, to_stderr, to_stdout};
 
@@ -35,8 +35,11 @@ pub const TERMINAL: &std::ffi::CStr = c"SLURM_PALINGENESIS_TERMINAL";
 /// The line with which every task is to refuse.
 pub const REFUSAL: &std::ffi::CStr = c"SLURM_PALINGENESIS_REFUSAL";
 
+/// Set where a container plugin's option was given: the names it is told to keep.
+pub const CONTAINER: &std::ffi::CStr = c"SLURM_PALINGENESIS_CONTAINER";
+
 /// All of these; task_init takes them out of the task's environment.
-pub const HANDED_OVER: [&std::ffi::CStr; 7] = [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, REFUSAL];
+pub const HANDED_OVER: [&std::ffi::CStr; 8] = [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, CONTAINER, REFUSAL];
 
 /// How long srun waits for the address of a node whose NodeAddr is a name. The
 /// tasks can do without.
@@ -238,6 +241,9 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     }
     if stdin_is_terminal() {
         hand_over(TERMINAL, "1");
+    }
+    if let Some(kept) = container::asked(&environment) {
+        hand_over(CONTAINER, &kept.join(","));
     }
     hand_over(SPEC, &settings.to_string());
     *lock(&SETTINGS) = Some(settings);

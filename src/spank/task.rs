@@ -7,18 +7,24 @@ use std::time::Duration;
 
 use super::gate::{Gate, Outcome};
 use super::host::Handle;
-use super::slurmstepd::with_node;
-use super::srun::{ADDRESS, HANDED_OVER, HET, HOST, MARKS, REFUSAL, SPEC, TERMINAL};
+use super::slurmstepd::{Node, with_node};
+use super::srun::{ADDRESS, CONTAINER, HANDED_OVER, HET, HOST, MARKS, REFUSAL, SPEC, TERMINAL};
 use super::{Failure, kept};
 use crate::EXIT_REFUSED;
 use crate::act::environment::{TaskEnvironment, apply};
 use crate::config::{self, Settings, Source};
+use crate::facts::container::{self, Place};
 use crate::facts::network::Network;
 use crate::facts::step::FIRST_SPECIAL_STEP;
-use crate::facts::{Environment, Rank0, Step};
+use crate::facts::task::Container;
+use crate::facts::{Environment, Rank0, Step, TaskFacts};
 use crate::plan::{self, Facts, Plan, rendezvous};
 use crate::report;
 use crate::system::output::{exit_now, to_stderr};
+
+/// How long the ranks of a node wait for each other with a container at least:
+/// some container plugins import the image in each task, one after the other.
+const IMPORT: Duration = Duration::from_secs(1800);
 
 /// Whether srun handed this step the flag, without allocating. The batch
 /// script's, extern and interactive step have no ranks. A step whose id Slurm
@@ -78,16 +84,24 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     step.het = handed(HET).is_some();
     step.terminal = handed(TERMINAL).is_some();
     let rank0 = Rank0 { host: handed(HOST), address: handed(ADDRESS) };
+    let asked = handed(CONTAINER);
+    let (task, mut submitted) = surroundings(asked.as_deref());
     if let Some(marks) = handed(MARKS) {
+        if let Some(submitted) = &mut submitted {
+            submitted.set(config::MARKS, marks.clone());
+        }
         environment.set(config::MARKS, marks);
     }
-    let plan = make_plan(handle, &settings, &step, &environment, &rank0)?;
+    let plan = make_plan(handle, &settings, &step, &environment, &rank0, &task, submitted.as_ref())?;
     apply(&plan, &mut handle)?;
     if step.rank == 0 {
         tell(&plan, settings.show);
     }
     with_node(|node| {
-        if let Some((gate, limit)) = node.and_then(|node| Some((node.gate.as_ref()?, node.limit))) {
+        if let Some((gate, mut limit)) = node.and_then(|node| Some((node.gate.as_ref()?, node.limit))) {
+            if asked.is_some() || task.container == Container::Inside {
+                limit = limit.max(IMPORT);
+            }
             wait(gate, limit, &step);
         }
     });
@@ -98,16 +112,32 @@ fn refused(error: impl std::error::Error) -> Failure {
     Failure::Refused(error.to_string())
 }
 
+/// Whether the task stands in a container, by comparison with slurmstepd, and
+/// then the environment from before.
+fn surroundings(asked: Option<&str>) -> (TaskFacts, Option<Environment>) {
+    let inside = |node: &Node| node.outside.is_some_and(|outside| outside != Place::here());
+    let submitted = with_node(|node| node.filter(|node| inside(node)).map(|node| node.submitted.clone()));
+    let container = match (&submitted, asked) {
+        (Some(_), _) => Container::Inside,
+        (None, Some(_)) => Container::ComesLater,
+        (None, None) => Container::None,
+    };
+    let container_keeps = container::names(asked.unwrap_or_default());
+    (TaskFacts { container, container_keeps, ..TaskFacts::default() }, submitted)
+}
+
 fn make_plan(
     handle: Handle,
     settings: &Settings,
     step: &Step,
     environment: &Environment,
     rank0: &Rank0,
+    task: &TaskFacts,
+    submitted: Option<&Environment>,
 ) -> Result<Plan, Failure> {
     // A multi-prog step's argv is its file: no command to look at, none needed.
     let command = handle.command().unwrap_or_default();
-    let names = rendezvous::wanted(step, &command, environment, settings, rank0);
+    let names = rendezvous::wanted(step, &command, submitted.unwrap_or(environment), settings, rank0);
     let network = Network::of_this_node(&names, settings.iface.is_some())?;
     let node = with_node(|node| node.map(|node| node.facts.clone()).unwrap_or_default());
     let facts = Facts {
@@ -116,6 +146,8 @@ fn make_plan(
         rank0,
         resolution: &network.resolution,
         interfaces: &network.interfaces,
+        task,
+        submitted,
         ..Facts::new(step, environment)
     };
     plan::plan(&facts, settings).map_err(refused)

@@ -145,7 +145,8 @@ spank_err_t spank_option_register(spank_t spank, struct spank_option *option)
         return host.register_error;
     if (!option || !option->name || !option->usage || !option->cb || strlen(option->name) > SPANK_OPTION_MAXLEN)
         abort(); /* Slurm would not take it */
-    host.option = *option;
+    if (!strcmp(option->name, "palingenesis"))
+        host.option = *option;
     host.options++;
     return ESPANK_SUCCESS;
 }
@@ -618,7 +619,7 @@ static void the_option_without_an_argument(void)
             for (int use = 0; use < uses; use++)
                 option(use + 1 < uses ? "fsdp" : spellings[i], 0);
             call("init_post_opt");
-            CHECK(getenv(SPEC) && strcmp(getenv(SPEC), "default") == 0, "%zu, %d uses: %s", i, uses, getenv(SPEC));
+            CHECK(getenv(SPEC) && strcmp(getenv(SPEC), "on") == 0, "%zu, %d uses: %s", i, uses, getenv(SPEC));
         }
     option("megatron,port=12345", 0);
     call("init_post_opt");

@@ -348,7 +348,8 @@ pub fn nearest(name: &str) -> Option<&'static str> {
 
 /// Whether the user's value is put back after a container's image replaced it.
 pub fn put_back(name: &str) -> bool {
-    entry(name).is_some_and(|entry| matches!(entry.kind, Kind::Tuning | Kind::Cache))
+    // The image's interpreter is set up by its image.
+    !name.starts_with("PYTHON") && entry(name).is_some_and(|entry| matches!(entry.kind, Kind::Tuning | Kind::Cache))
 }
 
 /// The whole catalog as a Markdown page: docs/variables.md.
@@ -467,6 +468,8 @@ mod tests {
             "LD_PRELOAD",
             "PATH",
             "PYTHONPATH",
+            "PYTHONNOUSERSITE",
+            "PYTHONUNBUFFERED",
             "HOME",
             "TMPDIR",
             "CUDA_VISIBLE_DEVICES",

@@ -63,6 +63,7 @@ const ELSEWHERE: &[&str] = &[
     "port-range",
     "facts-unknown",
     "site-force",
+    "container-order",
 ];
 
 fn tables() -> impl Iterator<Item = &'static Rule> {
