@@ -14,6 +14,11 @@ const HIDDEN: &str = "(hidden)";
 /// The whole plan as aligned text, ending in a newline.
 pub fn table(plan: &Plan) -> String {
     let mut text = heading(plan);
+    if let Some(launch) = &plan.launch {
+        let argument = launch.argument.as_deref().map(argument).unwrap_or_default();
+        let row = [crate::config::printable(&launch.program), argument, launch.how.name().into(), launch.why.clone()];
+        aligned(&mut text, ["STARTED", "ARGUMENT", "HOW", "WHY"], &[row]);
+    }
     let rows: Vec<[String; 4]> = plan
         .env
         .iter()
@@ -60,6 +65,14 @@ pub fn warning_line(warning: &Warning) -> String {
 pub fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     name.ends_with("_TOKEN") || name.ends_with("_KEY") || name.contains("PASSWORD") || name.starts_with("AWS_")
+}
+
+/// A word of the command; of `--hf-token=VALUE` the name only.
+fn argument(word: &str) -> String {
+    match word.split_once('=') {
+        Some((name, _)) if is_secret(&name.replace('-', "_")) => format!("{}={HIDDEN}", crate::config::printable(name)),
+        _ => shortened(&crate::config::printable(word)),
+    }
 }
 
 fn masked(name: &str, value: &str) -> String {

@@ -17,6 +17,9 @@ use std::process::{Command, Output, Stdio};
 /// Found by name although no installed header declares them.
 const UNDECLARED: [&str; 2] = ["slurm_step_layout_host_name", "slurm_conf_get_nodeaddr"];
 
+/// Used where it is, and not in every supported release: since Slurm 23.11.
+const OPTIONAL: [&str; 1] = ["spank_prepend_task_argv"];
+
 /// This machine and the Debian trees, as the folder that holds their `usr`.
 fn systems() -> Vec<PathBuf> {
     let roots = std::env::var_os("PALINGENESIS_ROOTS").unwrap_or_else(|| "/var/cache/palingenesis-roots".into());
@@ -99,6 +102,14 @@ fn a_difference_in_a_type_a_field_or_a_number_is_found() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && text.contains(message), "{wrong}: {text}");
     }
+    // A function of newer releases, in the first tree of one that is there.
+    for system in systems().iter().filter(|system| declares(system, OPTIONAL[0])) {
+        let right = "spank_t, int, const char **";
+        assert!(signatures().contains(right));
+        let Some(output) = compile(system, &signatures().replace(right, "spank_t, int, char **")) else { return };
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && text.contains(OPTIONAL[0]), "{}: {text}", system.display());
+    }
 }
 
 #[test]
@@ -131,9 +142,19 @@ fn every_function_that_is_looked_up_is_exported_by_libslurmfull() {
             .collect();
         assert!(functions.len() > 100, "{}: {symbols}", library.display());
         for name in looked_up() {
+            if OPTIONAL.contains(&name.as_str()) && !declares(&system, &name) {
+                continue;
+            }
             assert!(functions.contains(name.as_str()), "{} has no {name}", library.display());
         }
     }
+}
+
+/// Whether the system's spank.h has the function. Without headers it counts as
+/// one that has not.
+fn declares(system: &Path, function: &str) -> bool {
+    let header = fs::read_to_string(system.join("usr/include/slurm/spank.h")).unwrap_or_default();
+    header.contains(&format!("{function}("))
 }
 
 /// Debian: /usr/lib/ARCHITECTURE/slurm-wlm; SchedMD's packages: /usr/lib/ARCHITECTURE/slurm, /usr/lib64/slurm.

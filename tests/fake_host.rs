@@ -8,20 +8,35 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// Builds the host, or says why not. `bare`: without functions for the plugin.
-fn host(bare: bool) -> Option<PathBuf> {
-    static HOSTS: [OnceLock<Option<PathBuf>>; 2] = [OnceLock::new(), OnceLock::new()];
-    HOSTS[usize::from(bare)]
+/// Which functions for the plugin the host has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Host {
+    /// Those of Slurm 22.05.
+    Usual,
+    /// spank_prepend_task_argv, of 23.11, too.
+    Newer,
+    /// None.
+    Bare,
+}
+
+/// Builds the host, or says why not.
+fn host(kind: Host) -> Option<PathBuf> {
+    static HOSTS: [OnceLock<Option<PathBuf>>; 3] = [const { OnceLock::new() }; 3];
+    HOSTS[kind as usize]
         .get_or_init(|| {
             if !Path::new("/usr/include/slurm/spank.h").is_file() {
                 println!("skipped: no slurm/spank.h (Debian: libslurm-dev)");
                 return None;
             }
-            let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(if bare { "bare_host" } else { "fake_host" });
+            let name = ["fake_host", "newer_host", "bare_host"][kind as usize];
+            let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
             let mut compiler = Command::new("gcc");
             compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-g", "-O1"]);
-            if !bare {
+            if kind != Host::Bare {
                 compiler.arg("-rdynamic");
+            }
+            if kind == Host::Newer {
+                compiler.arg("-DPREPEND");
             }
             let source = common::root().join("tests/host/fake_host.c");
             match compiler.arg(source).arg("-o").arg(&program).arg("-ldl").output() {
@@ -45,8 +60,8 @@ fn passes(output: Output) {
     assert!(!out.contains("FAILED"), "{out}\n{err}");
 }
 
-fn run(library: &Path) {
-    if let Some(host) = host(false) {
+fn run(library: &Path, kind: Host) {
+    if let Some(host) = host(kind) {
         passes(Command::new(host).arg(library).arg("all").output().expect("the host runs"));
     }
 }
@@ -55,26 +70,32 @@ fn run(library: &Path) {
 /// makes a hook crash, return an error code or let a task run unprepared.
 #[test]
 fn the_laws_of_the_hooks_hold_in_a_misbehaving_host() {
-    run(&common::release_library());
+    run(&common::release_library(), Host::Usual);
+}
+
+/// The same with the function that starts palingenesis-worker.
+#[test]
+fn they_hold_in_a_host_that_can_put_a_program_before_the_command() {
+    run(&common::release_library(), Host::Newer);
 }
 
 /// What Slurm would refuse to load still keeps the laws if it is loaded.
 #[test]
 fn a_library_stamped_for_another_release_keeps_them_too() {
-    run(&common::stamped_library("24.05"));
+    run(&common::stamped_library("24.05"), Host::Newer);
 }
 
 /// The library loads into any program, and its hooks are harmless there.
 #[test]
 fn a_host_without_any_slurm_function_is_no_crash() {
-    if let Some(host) = host(true) {
+    if let Some(host) = host(Host::Bare) {
         passes(Command::new(host).arg(common::release_library()).arg("bare").output().expect("the host runs"));
     }
 }
 
 #[test]
 fn no_invalid_access_under_valgrind() {
-    let Some(host) = host(false) else {
+    let Some(host) = host(Host::Usual) else {
         return;
     };
     let mut valgrind = Command::new("valgrind");

@@ -4,13 +4,13 @@
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use palingenesis::config;
 use palingenesis::facts::network::Network;
-use palingenesis::facts::{Environment, NodeFacts, Rank0, Step, StepError};
-use palingenesis::plan::{self, Facts, catalog, rendezvous};
+use palingenesis::facts::{Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, program};
+use palingenesis::plan::{self, Facts, catalog, rendezvous, worker};
 use palingenesis::report;
 
 use crate::{print, tell};
@@ -40,9 +40,10 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["names", "json", "spec", "nodelist", "command"])]
     catalog: bool,
 
-    /// Print one JSON object with the keys step, env, unset, left and warnings;
-    /// step is null where there is no rank to explain. With NAMEs, an array of
-    /// what is known of them.
+    /// Print one JSON object with the keys step, env, unset, left and warnings,
+    /// and launch where another program than COMMAND is started; step is null
+    /// where there is no rank to explain. With NAMEs, an array of what is known
+    /// of them.
     #[arg(long)]
     json: bool,
 
@@ -113,9 +114,21 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Network::of_this_node(&names, settings.iface.is_some()).context("cannot list this node's interfaces")?
     };
     let node = NodeFacts::read(&arguments.root);
+    let mut task = TaskFacts::default();
+    // One that only plugstack.conf's worker= names is not known here; then the plan
+    // says that each node decides.
+    if arguments.nodelist.is_none() && !command.is_empty() {
+        let paths = worker::wanted(&settings, &command, &step, &environment, None);
+        let programs = program::look(Path::new("/"), &paths);
+        if programs.iter().any(|program| program.unfit.is_none()) {
+            let prepends = palingenesis::spank::release_can_prepend();
+            task.start = Some(StartFacts { programs, configured: None, prepends });
+        }
+    }
     let facts = Facts {
         command: &command,
         node: &node,
+        task: &task,
         rank0: &rank0,
         resolution: &network.resolution,
         interfaces: &network.interfaces,

@@ -2,3 +2,4 @@
 //! `plan/`, and what fails here is reported, not worked around.
 
 pub mod environment;
+pub mod launch;

@@ -16,21 +16,23 @@ pub struct Plugstack {
     pub root: PathBuf,
     /// How long a rank waits for the other ranks of its node.
     pub gate: Duration,
+    /// The palingenesis-worker that `launch=worker` starts.
+    pub worker: Option<String>,
 }
 
 impl Default for Plugstack {
     fn default() -> Self {
-        Plugstack { root: "/".into(), gate: Duration::from_secs(60) }
+        Plugstack { root: "/".into(), gate: Duration::from_secs(60), worker: None }
     }
 }
 
-const KEYS: [&str; 2] = ["root", "gate"];
+const KEYS: [&str; 3] = ["root", "gate", "worker"];
 
 /// Why the line was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlugstackError {
     /// An argument that is none.
-    #[error("unknown argument '{argument}' of palingenesis in plugstack.conf{}; known are root=DIR and gate=SECONDS", .near.map(|near| format!(": did you mean '{near}='?")).unwrap_or_default())]
+    #[error("unknown argument '{argument}' of palingenesis in plugstack.conf{}; known are root=DIR, gate=SECONDS and worker=PATH", .near.map(|near| format!(": did you mean '{near}='?")).unwrap_or_default())]
     Unknown {
         /// As written.
         argument: String,
@@ -67,6 +69,12 @@ impl Plugstack {
                     let seconds = value.parse::<u64>().ok().filter(|seconds| (1..=3600).contains(seconds));
                     plugstack.gate = Duration::from_secs(seconds.ok_or_else(|| bad("write 1 to 3600 seconds"))?);
                 }
+                Some(("worker", value)) => {
+                    if !value.starts_with('/') {
+                        return Err(bad("the path must be absolute"));
+                    }
+                    plugstack.worker = Some(value.into());
+                }
                 // Read by the fault injection of test builds, in spank/fault.rs.
                 Some(("fault", _)) if cfg!(feature = "fault-injection") => {}
                 split => {
@@ -86,12 +94,14 @@ mod tests {
     #[test]
     fn arguments_and_their_mistakes() {
         assert_eq!(Plugstack::parse([]), Ok(Plugstack::default()));
-        let parsed = Plugstack::parse(["root=/srv/node", "gate=5"]).unwrap();
+        let parsed = Plugstack::parse(["root=/srv/node", "gate=5", "worker=/opt/w"]).unwrap();
+        assert_eq!(parsed.worker.as_deref(), Some("/opt/w"));
         assert_eq!((parsed.root, parsed.gate), (PathBuf::from("/srv/node"), Duration::from_secs(5)));
         for (argument, expected) in [
             ("rot=/x", "did you mean 'root='?"),
             ("debug", "unknown argument 'debug'"),
             ("root=x", "must be absolute"),
+            ("worker=palingenesis-worker", "must be absolute"),
             ("gate=0", "1 to 3600"),
             ("gate=x", "1 to 3600"),
         ] {

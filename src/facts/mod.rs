@@ -10,12 +10,14 @@ pub mod gpus;
 pub mod hostlist;
 pub mod netdevs;
 pub mod network;
+pub mod program;
 pub mod rdma;
 pub mod step;
 pub mod task;
 
 pub use environment::Environment;
 pub use netdevs::NetDevice;
+pub use program::{Program, StartFacts};
 pub use rdma::RdmaPort;
 pub use step::{Step, StepError};
 pub use task::TaskFacts;

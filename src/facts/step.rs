@@ -47,6 +47,9 @@ pub struct Step {
     pub pty: bool,
     /// Whether srun's standard input is a terminal, as srun said.
     pub terminal: bool,
+    /// Whether each task's program comes from the file of `--multi-prog`, as srun
+    /// said.
+    pub multi_prog: bool,
 }
 
 /// Why there is no step to plan for.
@@ -155,6 +158,7 @@ impl Step {
             arbitrary: environment.get("SLURM_DISTRIBUTION").is_some_and(|d| d.starts_with("arbitrary")),
             pty: environment.get("SLURM_PTY_PORT").is_some(),
             terminal: false,
+            multi_prog: false,
         };
         step.completed()
     }
@@ -218,6 +222,7 @@ impl Step {
             arbitrary: false,
             pty: false,
             terminal: false,
+            multi_prog: false,
         };
         step.completed()
     }

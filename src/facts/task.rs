@@ -1,6 +1,8 @@
 //! What a task finds where it runs: its CPUs, its limits, NCCL's files as seen
 //! from inside its container. Read in the task, as the user.
 
+use super::program::StartFacts;
+
 /// The task's surroundings; what is not known is absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TaskFacts {
@@ -13,6 +15,9 @@ pub struct TaskFacts {
     pub container: Container,
     /// Names that the container plugin was told to leave as they are.
     pub container_keeps: Vec<String>,
+    /// What is known for starting another program than the command; `None`: not
+    /// looked for.
+    pub start: Option<StartFacts>,
 }
 
 /// A variable in one of NCCL's files.

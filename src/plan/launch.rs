@@ -10,7 +10,7 @@
 
 use serde::Serialize;
 
-use super::launcher;
+use super::{launcher, worker};
 use crate::config::{Launch, Profile, Settings};
 
 /// What the tasks of the step are.
@@ -45,7 +45,7 @@ impl Shape {
     }
 }
 
-const SHELLS: [&str; 9] = ["bash", "sh", "zsh", "dash", "fish", "ksh", "mksh", "csh", "tcsh"];
+pub(super) const SHELLS: [&str; 9] = ["bash", "sh", "zsh", "dash", "fish", "ksh", "mksh", "csh", "tcsh"];
 
 /// The shape asked for, or the one that shows: a shell is for a person if it has
 /// a terminal, by `--pty` or as srun's own standard input. `srun bash <script`
@@ -59,9 +59,12 @@ pub fn shape(settings: &Settings, command: &[String], pty: bool, terminal: bool,
         Launch::Agent => Shape::Agent,
         Launch::Worker => Shape::Worker,
         Launch::Shell => Shape::Shell,
+        Launch::Auto if worker::is_command(command) => Shape::Worker,
+        // The profile may stand for a whole batch script, with a shell to look into it.
+        Launch::Auto if (pty || terminal) && is_interactive_shell(command) => Shape::Shell,
         Launch::Auto if settings.profile == Profile::Worker => Shape::Worker,
         Launch::Auto if starts(true) => Shape::Agent,
-        Launch::Auto if pty || (terminal && is_interactive_shell(command)) => Shape::Shell,
+        Launch::Auto if pty => Shape::Shell,
         Launch::Auto if starts(false) => Shape::Agent,
         Launch::Auto => Shape::Native,
     }

@@ -16,6 +16,7 @@ pub mod precedence;
 pub mod ranks;
 pub mod rendezvous;
 mod threads;
+pub mod worker;
 
 use serde::Serialize;
 use thiserror::Error;
@@ -31,6 +32,7 @@ pub use launch::Shape;
 use marks::Marks;
 use precedence::{Layer, Offers};
 pub use rendezvous::RendezvousError;
+pub use worker::{LaunchPlan, WorkerError};
 
 /// Everything a plan is made from.
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +63,7 @@ pub struct Facts<'a> {
 static UNKNOWN_NODE: NodeFacts =
     NodeFacts { gpu_models: Vec::new(), ephemeral_ports: None, rdma: None, netdevs: None, unknown: Vec::new() };
 static UNKNOWN_TASK: TaskFacts =
-    TaskFacts { cpus: None, nccl_files: Vec::new(), container: Container::None, container_keeps: Vec::new() };
+    TaskFacts { cpus: None, nccl_files: Vec::new(), container: Container::None, container_keeps: Vec::new(), start: None };
 static UNKNOWN_RANK0: Rank0 = Rank0 { host: None, address: None };
 
 impl<'a> Facts<'a> {
@@ -219,6 +221,9 @@ pub struct StepPlan {
 pub struct Plan {
     /// The step and the rank's place.
     pub step: StepPlan,
+    /// The program that is started instead of the command, if one is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub launch: Option<LaunchPlan>,
     /// Variables that are set.
     pub env: Vec<Variable>,
     /// Variables that are removed.
@@ -235,6 +240,9 @@ pub enum Refusal {
     /// MASTER_ADDR or MASTER_PORT cannot work.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
+    /// palingenesis-worker cannot be started.
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
     /// A profile of the site file that this node's does not have.
     #[error("profile {name} is not in the site file of {node}; the site's files differ: tell the cluster's admins")]
     NoSuchProfile {
@@ -299,6 +307,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
             master_port: None,
             ports: Vec::new(),
         },
+        launch: None,
         env: Vec::new(),
         unset: Vec::new(),
         left: Vec::new(),
@@ -306,6 +315,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     };
     ranks::decide(&mut plan, facts, &marks);
     rendezvous::decide(&mut plan, facts, settings, &marks)?;
+    worker::decide(&mut plan, facts, settings)?;
     let mut offers = Offers::default();
     environment::offer(&mut offers, facts, &plan.step, wanted);
     fabric::offer(&mut offers, facts, settings);

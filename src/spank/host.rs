@@ -13,6 +13,7 @@ use thiserror::Error;
 
 use super::ffi;
 use crate::act::environment::TaskEnvironment;
+use crate::act::launch::TaskCommand;
 use crate::facts::Environment;
 
 /// A SPANK call that did not work.
@@ -45,6 +46,7 @@ type SetEnv = unsafe extern "C" fn(ffi::spank_t, *const c_char, *const c_char, c
 type UnsetEnv = unsafe extern "C" fn(ffi::spank_t, *const c_char) -> c_int;
 type GetContext = unsafe extern "C" fn() -> ffi::spank_context;
 type RegisterOption = unsafe extern "C" fn(ffi::spank_t, *mut ffi::spank_option) -> c_int;
+type PrependArgv = unsafe extern "C" fn(ffi::spank_t, c_int, *mut *const c_char) -> c_int;
 type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
 type Log = unsafe extern "C" fn(*const c_char, ...);
 
@@ -87,12 +89,14 @@ struct Functions {
     register: Option<RegisterOption>,
     strerror: Option<StrError>,
     log: Option<Log>,
+    /// Since 23.11.
+    prepend_argv: Option<PrependArgv>,
 }
 
 fn functions() -> &'static Functions {
     static TABLE: OnceLock<Functions> = OnceLock::new();
-    // SAFETY: each name has had this signature in spank.h since 21.08; the
-    // bindings test compares the header where there is one.
+    // SAFETY: each name has had this signature in spank.h since 21.08, or since
+    // there is such a function; tests/abi.rs compares the headers.
     TABLE.get_or_init(|| unsafe {
         Functions {
             get_item: find(c"spank_get_item"),
@@ -103,6 +107,7 @@ fn functions() -> &'static Functions {
             register: find(c"spank_option_register"),
             strerror: find(c"spank_strerror"),
             log: find(c"slurm_spank_log"),
+            prepend_argv: find(c"spank_prepend_task_argv"),
         }
     })
 }
@@ -237,6 +242,13 @@ impl Handle {
 
     /// S_JOB_ARGV: the command and its arguments.
     pub fn command(self) -> Result<Vec<String>, SpankError> {
+        let (count, words) = self.words()?;
+        // SAFETY: Slurm's argv holds `count` strings; a null one ends it early.
+        Ok((0..count).map_while(|i| unsafe { owned(*words.add(i)) }).collect())
+    }
+
+    /// S_JOB_ARGV: Slurm's own array, of at least as many pointers as it says.
+    fn words(self) -> Result<(usize, *mut *mut c_char), SpankError> {
         let get_item = functions().get_item.ok_or(SpankError::NoFunction("spank_get_item"))?;
         let (mut count, mut words): (c_int, *mut *mut c_char) = (0, std::ptr::null_mut());
         // SAFETY: S_JOB_ARGV takes an int * and a char ***.
@@ -247,8 +259,7 @@ impl Handle {
         if words.is_null() {
             return Err(SpankError::NoData("S_JOB_ARGV"));
         }
-        // SAFETY: Slurm's argv holds `count` strings; a null one ends it early.
-        Ok((0..usize::try_from(count).unwrap_or(0)).map_while(|i| unsafe { owned(*words.add(i)) }).collect())
+        Ok((usize::try_from(count).unwrap_or(0), words))
     }
 
     /// S_JOB_ENV: the step's, in task_init the task's environment.
@@ -336,6 +347,53 @@ impl TaskEnvironment for Handle {
             0 => Ok(()),
             code => Err(Self::refused("spank_unsetenv", name, code)),
         }
+    }
+}
+
+/// Whether a task's command can have a program put before it: Slurm 23.11.
+pub fn can_prepend() -> bool {
+    functions().prepend_argv.is_some()
+}
+
+impl TaskCommand for Handle {
+    type Error = SpankError;
+
+    fn prepend(&mut self, program: &str) -> Result<(), SpankError> {
+        let prepend = functions().prepend_argv.ok_or(SpankError::NoFunction("spank_prepend_task_argv"))?;
+        let c_program = c_string(program)?;
+        let mut words = [c_program.as_ptr(), std::ptr::null()];
+        // SAFETY: one C string, which Slurm copies, and the null it does not count.
+        match unsafe { prepend(self.0, 1, words.as_mut_ptr()) } {
+            0 => Ok(()),
+            code => Err(Self::refused("spank_prepend_task_argv", program, code)),
+        }
+    }
+
+    /// In a forked task: the array is the task's own copy, and slurmstepd reads
+    /// the task's words from it (measured with 22.05.8), looking the first one up
+    /// in PATH and running TaskProlog only after this hook.
+    fn replace_first(&mut self, program: &str, name: &str) -> Result<(), SpankError> {
+        let setenv = functions().setenv.ok_or(SpankError::NoFunction("spank_setenv"))?;
+        let (c_program, c_name) = (c_string(program)?, c_string(name)?);
+        let (count, words) = self.words()?;
+        // SAFETY: Slurm's argv has a first pointer where it counts one.
+        let first = if count == 0 { std::ptr::null_mut() } else { unsafe { *words } };
+        if first.is_null() {
+            return Err(SpankError::NoData("S_JOB_ARGV"));
+        }
+        // SAFETY: two C strings, which Slurm copies.
+        match unsafe { setenv(self.0, c_name.as_ptr(), first, 1) } {
+            0 => {}
+            code => return Err(Self::refused("spank_setenv", name, code)),
+        }
+        // SAFETY: the pointer read above, in memory of this process, which has no
+        // other thread. The string is given up on purpose: it lives until execve.
+        unsafe { *words = c_program.into_raw() };
+        Ok(())
+    }
+
+    fn undecided(&self) -> SpankError {
+        SpankError::NoData("the look for palingenesis-worker")
     }
 }
 

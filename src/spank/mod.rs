@@ -52,6 +52,11 @@ pub fn release() -> String {
     format!("{}.{:02}", RELEASE.0, RELEASE.1)
 }
 
+/// Whether that release can put a program before a task's command.
+pub fn release_can_prepend() -> bool {
+    RELEASE >= (23, 11)
+}
+
 /// Whether the bindings came from this machine's "header" or are the "committed" ones.
 pub fn bindings_from() -> &'static str {
     env!("PALINGENESIS_BINDINGS_FROM")

@@ -27,6 +27,8 @@ pub struct Node {
     pub submitted: Environment,
     /// Where a process without a container stands; `None` when not looked at.
     pub outside: Option<Place>,
+    /// The worker that plugstack.conf names.
+    pub worker: Option<String>,
 }
 
 static NODE: Mutex<Option<Node>> = Mutex::new(None);
@@ -78,6 +80,7 @@ pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
         node.limit = plugstack.gate;
         node.submitted = submitted;
         node.outside = Some(Place::here());
+        node.worker = plugstack.worker;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use crate::facts::network::{PATIENCE, Resolution, resolve};
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::{Environment, container, hostlist};
 use crate::plan::rendezvous::{check_given_host, given_host, given_port, unresolvable};
+use crate::plan::worker;
 use crate::system::output::{stdin_is_terminal, to_stderr, to_stdout};
 
 /// What srun hands to the tasks: variables of its own environment. Slurm sets
@@ -32,6 +33,8 @@ pub const HET: &std::ffi::CStr = c"SLURM_PALINGENESIS_HET";
 pub const MARKS: &std::ffi::CStr = c"SLURM_PALINGENESIS_MARKS";
 /// Set where srun's standard input is a terminal.
 pub const TERMINAL: &std::ffi::CStr = c"SLURM_PALINGENESIS_TERMINAL";
+/// Set where `--multi-prog` gives each task its own program.
+pub const MULTI_PROG: &std::ffi::CStr = c"SLURM_PALINGENESIS_MULTI_PROG";
 /// The line with which every task is to refuse.
 pub const REFUSAL: &std::ffi::CStr = c"SLURM_PALINGENESIS_REFUSAL";
 
@@ -39,7 +42,8 @@ pub const REFUSAL: &std::ffi::CStr = c"SLURM_PALINGENESIS_REFUSAL";
 pub const CONTAINER: &std::ffi::CStr = c"SLURM_PALINGENESIS_CONTAINER";
 
 /// All of these; task_init takes them out of the task's environment.
-pub const HANDED_OVER: [&std::ffi::CStr; 8] = [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, CONTAINER, REFUSAL];
+pub const HANDED_OVER: [&std::ffi::CStr; 9] =
+    [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, MULTI_PROG, CONTAINER, REFUSAL];
 
 /// How long srun waits for the address of a node whose NodeAddr is a name. The
 /// tasks can do without.
@@ -287,6 +291,12 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
         forget_handed_over();
         return Ok(());
     }
+    let command = handle.command().unwrap_or_default();
+    let multi_prog = is_multi_prog(&command, &words());
+    if multi_prog {
+        hand_over(MULTI_PROG, "1");
+    }
+    worker::check_multi_prog(&settings, &command, multi_prog).map_err(refused)?;
     let environment = Environment::of_process();
     let layout = if het() { None } else { Layout::of(job, step) };
     let node = layout.as_ref().and_then(|layout| layout.node_of(0));
@@ -327,9 +337,8 @@ fn numeric_address(node: &str) -> Option<String> {
 
 /// The part of srun's environment that `--export` lets through to the tasks.
 fn exported(environment: &Environment) -> Environment {
-    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     let variable = || ["SRUN_EXPORT_ENV", "SLURM_EXPORT_ENV"].iter().find_map(|name| environment.get(name));
-    let rule = export_option(words).or_else(|| variable().map(String::from));
+    let rule = export_option(words().into_iter()).or_else(|| variable().map(String::from));
     let rule = rule.unwrap_or_else(|| "ALL".into());
     let names: Vec<&str> = rule.split(',').map(|word| word.split('=').next().unwrap_or(word)).collect();
     if names.contains(&"ALL") {
@@ -338,6 +347,20 @@ fn exported(environment: &Environment) -> Environment {
     // The marks reach the tasks anyway, see MARKS.
     let passed = environment.iter().filter(|(name, _)| names.contains(name) || *name == config::MARKS);
     passed.map(|(name, value)| (name.to_string(), value.to_string())).collect()
+}
+
+/// srun's command line.
+fn words() -> Vec<String> {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+/// Whether srun was given `--multi-prog`, which it tells nobody. Its command then
+/// has the file's text as the second word (measured with 22.05.8), so that it
+/// does not stand on srun's command line as it is.
+fn is_multi_prog(command: &[String], words: &[String]) -> bool {
+    // getopt_long takes unique abbreviations.
+    let asked = |word: &String| word.len() >= "--mu".len() && "--multi-prog".starts_with(word.as_str());
+    command.len() >= 2 && words.iter().any(asked) && !words.windows(command.len()).any(|window| window == command)
 }
 
 /// The value of `--export` on srun's command line, which srun tells nobody.
@@ -374,6 +397,16 @@ mod tests {
         assert_eq!(find("srun --exp=ALL a.out").as_deref(), Some("ALL"));
         assert_eq!(find("srun --exclusive --export-file=x a.out"), None);
         assert_eq!(find("srun --export"), None);
+    }
+
+    #[test]
+    fn multi_prog_is_known_by_the_text_of_its_file() {
+        let words = |text: &str| text.split('|').map(String::from).collect::<Vec<_>>();
+        let file = words("mp.conf|0 a\n* b\n|x");
+        assert!(is_multi_prog(&file, &words("srun|-n2|--multi-prog|mp.conf|x")));
+        assert!(is_multi_prog(&file, &words("srun|--multi|mp.conf|x")));
+        assert!(!is_multi_prog(&words("tool|--multi-prog"), &words("srun|tool|--multi-prog")));
+        assert!(!is_multi_prog(&words("tool|x"), &words("srun|-n1|tool|x|:|tool")));
     }
 
     #[test]

@@ -3,22 +3,24 @@
 //! fail on a node fails here: the reason on the user's stderr, exit code 78,
 //! no node drained, the same under `required` and `optional`.
 
+use std::path::Path;
 use std::time::Duration;
 
 use super::gate::{Gate, Outcome};
-use super::host::Handle;
+use super::host::{self, Handle};
 use super::slurmstepd::{Node, with_node};
-use super::srun::{ADDRESS, CONTAINER, HANDED_OVER, HET, HOST, MARKS, REFUSAL, SPEC, TERMINAL};
+use super::srun::{ADDRESS, CONTAINER, HANDED_OVER, HET, HOST, MARKS, MULTI_PROG, REFUSAL, SPEC, TERMINAL};
 use super::{Failure, kept};
 use crate::EXIT_REFUSED;
 use crate::act::environment::{TaskEnvironment, apply};
+use crate::act::launch::start;
 use crate::config::{self, Settings, Source};
 use crate::facts::container::{self, Place};
 use crate::facts::network::Network;
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::Container;
-use crate::facts::{Environment, Rank0, Step, TaskFacts};
-use crate::plan::{self, Facts, Plan, rendezvous};
+use crate::facts::{Environment, Rank0, StartFacts, Step, TaskFacts, program};
+use crate::plan::{self, Facts, Plan, rendezvous, worker};
 use crate::report;
 use crate::system::output::{exit_now, to_stderr};
 
@@ -83,6 +85,7 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     let mut step = Step::from_environment(&environment).map_err(refused)?;
     step.het = handed(HET).is_some();
     step.terminal = handed(TERMINAL).is_some();
+    step.multi_prog = handed(MULTI_PROG).is_some();
     let rank0 = Rank0 { host: handed(HOST), address: handed(ADDRESS) };
     let asked = handed(CONTAINER);
     let (task, mut submitted) = surroundings(asked.as_deref());
@@ -94,6 +97,7 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     }
     let plan = make_plan(handle, &settings, &step, &environment, &rank0, &task, submitted.as_ref())?;
     apply(&plan, &mut handle)?;
+    start(&plan, &mut handle)?;
     if step.rank == 0 {
         tell(&plan, settings.show);
     }
@@ -140,17 +144,26 @@ fn make_plan(
     let names = rendezvous::wanted(step, &command, submitted.unwrap_or(environment), settings, rank0);
     let network = Network::of_this_node(&names, settings.iface.is_some())?;
     let node = with_node(|node| node.map(|node| node.facts.clone()).unwrap_or_default());
+    let start = start_facts(settings, &command, step, environment);
+    let task = TaskFacts { start: Some(start), ..task.clone() };
     let facts = Facts {
         command: &command,
         node: &node,
         rank0,
         resolution: &network.resolution,
         interfaces: &network.interfaces,
-        task,
+        task: &task,
         submitted,
         ..Facts::new(step, environment)
     };
     plan::plan(&facts, settings).map_err(refused)
+}
+
+/// What the task finds of palingenesis-worker, where that is to be started.
+fn start_facts(settings: &Settings, command: &[String], step: &Step, environment: &Environment) -> StartFacts {
+    let configured = with_node(|node| node.and_then(|node| node.worker.clone()));
+    let paths = worker::wanted(settings, command, step, environment, configured.as_deref());
+    StartFacts { programs: program::look(Path::new("/"), &paths), configured, prepends: host::can_prepend() }
 }
 
 /// Once per step, from rank 0, before it and its node's ranks start.

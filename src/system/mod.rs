@@ -2,8 +2,10 @@
 //! Together with `spank/` and `capi` the only place with `unsafe`. No rule of
 //! the product lives here.
 
+pub mod access;
 pub mod child;
 pub mod interfaces;
 pub mod output;
 pub mod resolver;
 pub mod shared;
+pub mod variables;

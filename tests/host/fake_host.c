@@ -5,6 +5,9 @@
  *
  *   fake_host PLUGIN all          every scenario, each in a process of its own
  *   fake_host PLUGIN bare         a host without any SPANK function
+ *
+ * With -DPREPEND it has spank_prepend_task_argv, as Slurm since 23.11.
+ *
  *   fake_host PLUGIN bench CONTEXT unused|flag ROUNDS
  *                                 one context's hooks, for callgrind
  *
@@ -100,6 +103,8 @@ static struct {
     int item_error[64]; /* by item; 0: none */
     int all_items_error, getenv_error, setenv_error, unsetenv_error, register_error;
     bool env_null, argv_null, no_layout;
+    int prepend_error, prepended;
+    char before[256]; /* what was put before the command */
     struct spank_option option;
     unsigned options, logged, set, unset, layouts, freed;
 } host;
@@ -238,6 +243,21 @@ spank_err_t spank_unsetenv(spank_t spank, const char *name)
             host.env[i] = host.env[i + 1];
     return ESPANK_SUCCESS;
 }
+
+#ifdef PREPEND
+/* Not declared by the headers of 22.05. */
+spank_err_t spank_prepend_task_argv(spank_t spank, int argc, const char *argv[]);
+spank_err_t spank_prepend_task_argv(spank_t spank, int argc, const char *argv[])
+{
+    if (host.prepend_error)
+        return host.prepend_error;
+    if (host.context != S_CTX_REMOTE || argc != 1 || !argv || !argv[0])
+        return ESPANK_BAD_ARG;
+    host.prepended++;
+    snprintf(host.before, sizeof host.before, "%s", argv[0]);
+    return ESPANK_SUCCESS;
+}
+#endif
 
 const char *spank_strerror(spank_err_t code)
 {
@@ -919,6 +939,88 @@ FAULT(the_rank_is_no_number, REFUSES, put_env("SLURM_STEP_NUM_TASKS", "two"))
 FAULT(the_spec_is_nonsense, REFUSES, put_env(SPEC, "no\nsense"))
 FAULT(srun_refused, REFUSES, put_env(REFUSAL, "palingenesis: error: srun says no"))
 
+/* The worker in place of the command, or before it. Its path is any program's. */
+static char *worker_words[] = {"gate=5", "worker=/bin/sh", NULL};
+static const char *in_front, *first_argument;
+
+static void run_worker_task(void)
+{
+    task(0);
+    call("task_init");
+#ifdef PREPEND
+    CHECK(host.prepended == 1 && strcmp(host.before, in_front) == 0, "%s", host.before);
+    CHECK(strcmp(host.argv[0], first_argument) == 0, "%s", host.argv[0]);
+    not_set("PALINGENESIS_WORKER_ARG");
+#else
+    CHECK(strcmp(host.argv[0], in_front) == 0, "%s", host.argv[0]);
+    is("PALINGENESIS_WORKER_ARG", first_argument);
+#endif
+    CHECK(strcmp(host.argv[1], "a b") == 0 && !host.argv[2], "%s", host.argv[1]);
+    is("RANK", "0");
+}
+
+static void worker_step(const char *spec, char **command)
+{
+    stepd(spec);
+    host.local_tasks = 1;
+    host.argc = 2;
+    host.argv = command;
+    put_env("SLURM_STEP_NUM_TASKS", "1");
+    put_env("SLURM_STEP_TASKS_PER_NODE", "1");
+    call("init");
+    call_with("init_post_opt", 2, worker_words);
+    call_with("user_init", 2, worker_words);
+}
+
+static void the_worker_is_started_with_the_words_of_the_command(void)
+{
+    static char config[] = "tr\xffin.toml", nothing[] = "", argument[] = "a b";
+    static char *words[] = {config, nothing};
+    char text[8192];
+    for (size_t i = 0; i < COUNT(words); i++) {
+        char *command[] = {words[i], argument, NULL};
+        worker_step("worker", command);
+        in_front = "/bin/sh";
+        first_argument = words[i];
+        put_env("PALINGENESIS_WORKER_ARG", "of an outer step");
+        int code = child(run_worker_task, text, sizeof text);
+        CHECK(code == 0 && !*text, "exit code %d, '%s'", code, text);
+        call("exit");
+    }
+}
+
+/* A task whose worker cannot be started does not run its words as a program. */
+static void a_worker_that_cannot_be_started_is_a_refusal(void)
+{
+    static char config[] = "train.toml", argument[] = "a b";
+    char *command[] = {config, argument, NULL}, text[8192];
+    for (int fault = 0; fault < 4; fault++) {
+        worker_step("worker", command);
+        if (fault == 0)
+            host.argv_null = true;
+        else if (fault == 1)
+            host.argc = 0;
+        else if (fault == 2)
+            host.item_error[S_JOB_ARGV] = ESPANK_NOT_AVAIL;
+        else
+            put_env("SLURM_PALINGENESIS_MULTI_PROG", "1");
+        int code = child(run_task_0, text, sizeof text);
+        CHECK(code == EX_CONFIG, "fault %d: exit code %d, '%s'", fault, code, text);
+        one_line("no command", text);
+        host.argv_null = false;
+        host.item_error[S_JOB_ARGV] = 0;
+        call("exit");
+    }
+#ifdef PREPEND
+    worker_step("worker,launch=worker", command);
+    host.env[find_env("SLURM_PALINGENESIS_MULTI_PROG")] = "NOTHING=";
+    host.prepend_error = ESPANK_NOT_TASK;
+    int code = child(run_task_0, text, sizeof text);
+    CHECK(code == EX_CONFIG && strstr(text, "spank_prepend_task_argv"), "exit code %d, '%s'", code, text);
+    one_line("spank_prepend_task_argv fails", text);
+#endif
+}
+
 /* Hooks of a task that Slurm calls in a strange order, or again. */
 static void hooks_out_of_order(void)
 {
@@ -980,6 +1082,8 @@ static const struct {
     S(the_rank_is_no_number),
     S(the_spec_is_nonsense),
     S(srun_refused),
+    S(the_worker_is_started_with_the_words_of_the_command),
+    S(a_worker_that_cannot_be_started_is_a_refusal),
     S(hooks_out_of_order),
 };
 

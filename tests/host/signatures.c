@@ -43,6 +43,9 @@ IS(spank_context, spank_context_t, void);
 IS(spank_option_register, spank_err_t, spank_t, struct spank_option *);
 IS(spank_strerror, const char *, spank_err_t);
 IS(slurm_spank_log, void, const char *, ...);
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(23, 11, 0)
+IS(spank_prepend_task_argv, spank_err_t, spank_t, int, const char **);
+#endif
 
 /* slurm.h. */
 IS(slurm_job_step_layout_get, slurm_step_layout_t *, slurm_step_id_t *);

@@ -9,12 +9,15 @@ use std::str::FromStr;
 use palingenesis::EXIT_REFUSED;
 use palingenesis::config::printable;
 use palingenesis::facts::Environment;
+use palingenesis::plan::worker::ARGUMENT_VARIABLE;
 use palingenesis::system::output::to_stderr;
+use palingenesis::system::variables;
 
 const HELP: &str = "\
 palingenesis-worker: prints the rank it was given, one line per process
 
-Start it in a step: srun --palingenesis palingenesis-worker
+Start it in a step: srun --palingenesis palingenesis-worker; with srun
+--palingenesis=worker ARGUMENT... the plugin starts it with these arguments.
 Training does not exist yet in this version; there is nothing to configure.
 
 Options:
@@ -26,7 +29,9 @@ Options:
 const EXIT_USAGE: i32 = 2;
 
 fn main() -> ExitCode {
-    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    // Where the plugin put this program in place of the command's first word.
+    let displaced = variables::take(ARGUMENT_VARIABLE);
+    let arguments: Vec<OsString> = displaced.into_iter().chain(std::env::args_os().skip(1)).collect();
     let outcome = match arguments.first().map(|argument| argument.to_string_lossy()).as_deref() {
         None => place(&Environment::of_process()).map_err(|line| (EXIT_REFUSED, line)),
         Some("-h" | "--help") => Ok(HELP.to_string()),
