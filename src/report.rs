@@ -16,7 +16,8 @@ pub fn table(plan: &Plan) -> String {
     let mut text = heading(plan);
     if let Some(launch) = &plan.launch {
         let argument = launch.argument.as_deref().map(argument).unwrap_or_default();
-        let row = [crate::config::printable(&launch.program), argument, launch.how.name().into(), launch.why.clone()];
+        let row =
+            [crate::facts::program::shown(&launch.program), argument, launch.how.name().into(), launch.why.clone()];
         aligned(&mut text, ["STARTED", "ARGUMENT", "HOW", "WHY"], &[row]);
     }
     let rows: Vec<[String; 4]> = plan

@@ -28,6 +28,19 @@ pub struct Program {
     pub unfit: Option<String>,
 }
 
+impl Program {
+    /// The path and what is wrong with it, for a line of text.
+    pub fn described(&self) -> String {
+        let path = shown(&self.path);
+        self.unfit.as_ref().map_or_else(|| path.clone(), |why| format!("{path} ({why})"))
+    }
+}
+
+/// A path for a line of text: uncut, so that it can be copied.
+pub fn shown(path: &str) -> String {
+    path.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// Looks at each path below `root`, up to the first that can be run: no rule
 /// needs the others, and each may be on a slow network file system.
 pub fn look(root: &Path, paths: &[String]) -> Vec<Program> {

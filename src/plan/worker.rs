@@ -8,8 +8,9 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::config::{Launch, Settings, printable};
+use crate::facts::program::shown;
 use crate::facts::task::Container;
-use crate::facts::{Environment, Step};
+use crate::facts::{Environment, Program, Step};
 
 use super::launch::{self, SHELLS, Shape};
 use super::{Facts, Plan};
@@ -88,7 +89,7 @@ pub struct LaunchPlan {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WorkerError {
     /// No candidate is a program the task may run.
-    #[error("{PROGRAM} is not {place} {node}: {looked}; {cure}")]
+    #[error("{PROGRAM} is not {place} {node}: looked at {looked}; {cure}")]
     NotFound {
         /// "on" or "in the container on".
         place: &'static str,
@@ -220,25 +221,17 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, settings: &Settings) -> Res
     Ok(())
 }
 
-fn not_found(facts: &Facts, programs: &[crate::facts::Program], configured: Option<&str>) -> WorkerError {
+fn not_found(facts: &Facts, programs: &[Program], configured: Option<&str>) -> WorkerError {
     let fixed = |path: &str| configured == Some(path) || INSTALLED.contains(&path);
-    let (named, in_path): (Vec<_>, Vec<_>) = programs.iter().partition(|program| fixed(&program.path));
-    let mut looked: Vec<String> = Vec::new();
-    for program in &named {
-        looked.push(format!("{}: {}", printable(&program.path), program.unfit.as_deref().unwrap_or("fit")));
-    }
     // What is missing in a directory of PATH says nothing; what is there and unusable does.
-    looked.extend(
-        in_path
-            .iter()
-            .filter(|program| program.exists)
-            .map(|program| format!("{}: {}", printable(&program.path), program.unfit.as_deref().unwrap_or("fit"))),
-    );
-    let missing = in_path.iter().filter(|program| !program.exists).count();
-    if missing > 0 {
-        looked.push(format!("nor in {missing} more of PATH's directories"));
+    let (named, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| fixed(&program.path) || program.exists);
+    let mut looked = named.into_iter().map(Program::described).collect::<Vec<_>>().join(", ");
+    match others.len() {
+        0 => {}
+        1 => looked.push_str(" and in one more directory of PATH"),
+        more => looked.push_str(&format!(" and in {more} more directories of PATH")),
     }
-    let source = configured.unwrap_or(INSTALLED[0]);
+    let source = shown(configured.unwrap_or(INSTALLED[0]));
     let (place, cure) = match facts.task.container {
         Container::None => (
             "on",
@@ -249,13 +242,13 @@ fn not_found(facts: &Facts, programs: &[crate::facts::Program], configured: Opti
             ("in the container on", format!("add --container-mounts={source}:{source} to srun, or install it in the image"))
         }
     };
-    WorkerError::NotFound { place, node: printable(&facts.step.node), looked: looked.join(", "), cure }
+    WorkerError::NotFound { place, node: printable(&facts.step.node), looked, cure }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Program, StartFacts};
+    use crate::facts::StartFacts;
     use crate::plan::Refusal;
     use crate::plan::tests::World;
 
@@ -390,10 +383,9 @@ mod tests {
         let mut bare = world("train.toml", &missing);
         let error = bare.plan("worker").unwrap_err().to_string();
         for part in [
-            "palingenesis-worker is not on n1: /usr/bin/palingenesis-worker: not there",
-            "/usr/local/bin/palingenesis-worker: may not be executed",
-            "/b/palingenesis-worker: a directory",
-            "1 more of PATH's",
+            "palingenesis-worker is not on n1: looked at /usr/bin/palingenesis-worker (not there), ",
+            "/usr/local/bin/palingenesis-worker (may not be executed)",
+            "/b/palingenesis-worker (a directory) and in one more directory of PATH; ",
             "install it on every node",
         ] {
             assert!(error.contains(part), "{part}: {error}");

@@ -89,14 +89,12 @@ struct Functions {
     register: Option<RegisterOption>,
     strerror: Option<StrError>,
     log: Option<Log>,
-    /// Since 23.11.
-    prepend_argv: Option<PrependArgv>,
 }
 
 fn functions() -> &'static Functions {
     static TABLE: OnceLock<Functions> = OnceLock::new();
-    // SAFETY: each name has had this signature in spank.h since 21.08, or since
-    // there is such a function; tests/abi.rs compares the headers.
+    // SAFETY: each name has had this signature in spank.h since 21.08;
+    // tests/abi.rs compares the headers.
     TABLE.get_or_init(|| unsafe {
         Functions {
             get_item: find(c"spank_get_item"),
@@ -107,7 +105,6 @@ fn functions() -> &'static Functions {
             register: find(c"spank_option_register"),
             strerror: find(c"spank_strerror"),
             log: find(c"slurm_spank_log"),
-            prepend_argv: find(c"spank_prepend_task_argv"),
         }
     })
 }
@@ -350,16 +347,23 @@ impl TaskEnvironment for Handle {
     }
 }
 
+/// Not in the table: looking for what is not there allocates, and the table is
+/// made without the flag too.
+fn prepend_argv() -> Option<PrependArgv> {
+    // SAFETY: the signature of spank.h since 23.11; tests/abi.rs compares the headers.
+    unsafe { find(c"spank_prepend_task_argv") }
+}
+
 /// Whether a task's command can have a program put before it: Slurm 23.11.
 pub fn can_prepend() -> bool {
-    functions().prepend_argv.is_some()
+    prepend_argv().is_some()
 }
 
 impl TaskCommand for Handle {
     type Error = SpankError;
 
     fn prepend(&mut self, program: &str) -> Result<(), SpankError> {
-        let prepend = functions().prepend_argv.ok_or(SpankError::NoFunction("spank_prepend_task_argv"))?;
+        let prepend = prepend_argv().ok_or(SpankError::NoFunction("spank_prepend_task_argv"))?;
         let c_program = c_string(program)?;
         let mut words = [c_program.as_ptr(), std::ptr::null()];
         // SAFETY: one C string, which Slurm copies, and the null it does not count.
