@@ -8,9 +8,29 @@
 
 mod common;
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use common::{Sandbox, readable_by_all, stamped_library};
+use common::{Sandbox, open_folder, readable_by_all, stamped_library};
+
+/// In place of palingenesis-worker: its words, its limit of open files, and what
+/// TaskProlog left.
+const STAND_IN: &str = "#!/bin/sh
+printf '<%s>' \"$@\"
+echo \" $(ulimit -Sn) $FROM_PROLOG ${PALINGENESIS_WORKER_ARG-whole} $RANK $(cat /proc/$PPID/comm)\"
+exit 3
+";
+
+/// A program that every node reaches.
+fn script(name: &str, text: &str) -> PathBuf {
+    let file = open_folder().join(name);
+    let new = file.with_extension(format!("new{}", std::process::id()));
+    fs::write(&new, text).unwrap();
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::rename(&new, &file).unwrap();
+    file
+}
 
 fn tree(suite: &str) -> Option<PathBuf> {
     let roots = std::env::var_os("PALINGENESIS_ROOTS").unwrap_or_else(|| "/var/cache/palingenesis-roots".into());
@@ -29,10 +49,26 @@ const PLACES: &str = "/bin/sh -c 'echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORL
 fn works_in(suite: &str, release: &str) {
     let Some(tree) = tree(suite) else { return };
     let library = readable_by_all(stamped_library(release));
-    let line = format!("optional {}", library.display());
+    let worker = script(&format!("release-worker-{suite}"), STAND_IN);
+    let prolog = script(&format!("release-prolog-{suite}"), "#!/bin/sh\necho export FROM_PROLOG=yes\n");
+    let line = format!("optional {} worker={}", library.display(), worker.display());
+    let prolog = format!("TaskProlog={}", prolog.display());
     let tree = tree.to_string_lossy().into_owned();
     let name = format!("release-{suite}");
-    let up = ["--root", &tree, "--names", "n1,n2,n3", "--sockets", "1", "--cores", "4", "--plugstack", &line];
+    let up = [
+        "--root",
+        &tree,
+        "--names",
+        "n1,n2,n3",
+        "--sockets",
+        "1",
+        "--cores",
+        "4",
+        "--plugstack",
+        &line,
+        "--conf",
+        &prolog,
+    ];
     let Some(sandbox) = Sandbox::up(&name, &up) else { return };
 
     let said = sandbox.run(&format!("srun -N2 -n3 --palingenesis {PLACES}")).ok();
@@ -65,6 +101,19 @@ fn works_in(suite: &str, release: &str) {
     // No argument, handed down by salloc: NULL, "" or "(null)" by release.
     let said = sandbox.run(&format!("salloc -Q -N2 -n2 --palingenesis srun {PLACES}")).ok();
     assert!(said.out.starts_with("0/2 0/1 0 n1:"), "{}", said.out);
+
+    sandbox.resume();
+    // palingenesis-worker before the command's words (spank_prepend_task_argv), and
+    // all that Slurm does for a command that is started by its name.
+    let plain = sandbox.run(&format!("ulimit -Sn 777; srun -Q -n1 {} train.toml 'a b' ''", worker.display()));
+    let started = "ulimit -Sn 777; cd; touch train.toml; srun -Q -n1 --palingenesis=worker,show train.toml 'a b' ''";
+    let started = sandbox.run(started);
+    assert_eq!((plain.code, plain.out.trim_end()), (3, "<train.toml><a b><> 777 yes whole  slurmstepd"), "{plain:?}");
+    assert_eq!((started.code, started.out), (3, plain.out.replace("  ", " 0 ")), "{}", started.err);
+    assert!(started.err.contains("spank_prepend_task_argv"), "{}", started.err);
+    let said = sandbox.run("cd; echo '* /bin/echo ran' >multi; srun -Q -n2 --palingenesis=worker --multi-prog multi");
+    assert_eq!((said.code, said.ours().len(), said.out.as_str()), (78, 1, ""), "{}", said.err);
+    sandbox.resume();
 
     let said = sandbox.run("touch ~/ran; rm ~/ran; srun -n1 --palingenesis=prot=1 touch ~/ran");
     assert_eq!((said.code, said.ours().len()), (78, 1), "{}", said.err);
