@@ -15,7 +15,8 @@ const HIDDEN: &str = "(hidden)";
 pub fn table(plan: &Plan) -> String {
     let mut text = heading(plan);
     if let Some(launch) = &plan.launch {
-        let argument = launch.argument.as_deref().map(argument).unwrap_or_default();
+        let argument = launch.argument.as_deref().map(without_secret).unwrap_or_default();
+        let argument = shortened(&crate::config::printable(&argument));
         let row =
             [crate::facts::program::shown(&launch.program), argument, launch.how.name().into(), launch.why.clone()];
         aligned(&mut text, ["STARTED", "ARGUMENT", "HOW", "WHY"], &[row]);
@@ -49,6 +50,9 @@ pub fn json(plan: &Plan) -> serde_json::Result<String> {
     for note in plan.left.iter_mut().filter(|note| note.value.is_some() && is_secret(&note.name)) {
         note.value = Some(HIDDEN.into());
     }
+    if let Some(launch) = &mut plan.launch {
+        launch.argument = launch.argument.as_deref().map(without_secret);
+    }
     serde_json::to_string(&plan)
 }
 
@@ -69,10 +73,10 @@ pub fn is_secret(name: &str) -> bool {
 }
 
 /// A word of the command; of `--hf-token=VALUE` the name only.
-fn argument(word: &str) -> String {
+fn without_secret(word: &str) -> String {
     match word.split_once('=') {
-        Some((name, _)) if is_secret(&name.replace('-', "_")) => format!("{}={HIDDEN}", crate::config::printable(name)),
-        _ => shortened(&crate::config::printable(word)),
+        Some((name, _)) if is_secret(&name.replace('-', "_")) => format!("{name}={HIDDEN}"),
+        _ => word.into(),
     }
 }
 
@@ -158,6 +162,15 @@ mod tests {
             assert_eq!(masked(name, "abc"), "(hidden)");
         }
         assert!(!is_secret("NCCL_DEBUG") && !is_secret("TOKENIZERS_PARALLELISM"));
+    }
+
+    #[test]
+    fn a_secret_among_the_arguments_is_not_told() {
+        assert_eq!(without_secret("--hf-token=abc"), "--hf-token=(hidden)");
+        assert_eq!(without_secret("WANDB_API_KEY=abc"), "WANDB_API_KEY=(hidden)");
+        for word in ["train.toml", "--config=a=b", ""] {
+            assert_eq!(without_secret(word), word);
+        }
     }
 
     #[test]

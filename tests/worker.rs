@@ -69,6 +69,17 @@ fn version_help_and_nothing_else() {
     assert!(said.err.contains("'train.toml'"), "{}", said.err);
 }
 
+#[test]
+fn an_argument_that_the_plugin_handed_over_comes_first() {
+    let mut ranks = RANKS.to_vec();
+    ranks.push(("PALINGENESIS_WORKER_ARG", "--version"));
+    assert!(worker(&ranks, &["train.toml"]).ok().out.starts_with("palingenesis-worker "));
+    ranks.push(("PALINGENESIS_WORKER_ARG", ""));
+    let said = worker(&ranks, &["train.toml"]);
+    assert_eq!(said.code, 2);
+    assert!(said.err.contains("argument ''"), "{}", said.err);
+}
+
 /// What a refusal on a node must do: no task runs its program, every node says
 /// why, the step fails with the code of a refusal, and the nodes stay idle.
 #[test]

@@ -237,6 +237,14 @@ fn without_an_admin_s_word_it_is_found_in_the_task_s_path() {
     let said = said.ok();
     assert_eq!(said.out, "prolog speaks\nargument <train.toml>\nargument <arguments>\n");
     assert!(said.err.contains("first in PATH"), "{}", said.err);
+    // palingenesis explain, asked in a step, says the same.
+    let explain = format!("{} explain --spec worker -- train.toml a", program("palingenesis").display());
+    let said = sandbox.run(&format!("PATH=$PATH:{folder} srun -Q -n1 {explain}")).ok();
+    let row = said.out.lines().find(|line| line.contains("train.toml")).unwrap_or_else(|| panic!("{}", said.out));
+    assert!(row.contains(&format!("{folder}/palingenesis-worker")) && row.contains("first in PATH"), "{row}");
+    // Where it is not found, only the plugin knows whether plugstack.conf names one.
+    let said = sandbox.run(&format!("srun -Q -n1 {explain}")).ok();
+    assert!(said.out.contains("decided on each node"), "{}", said.out);
 }
 
 /// A worker that packages installed on this machine would be found first.

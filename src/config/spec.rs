@@ -37,7 +37,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "launch",
         value: "auto|native|agent|shell|worker",
-        meaning: "auto: seen from the command; native: the tasks are the ranks, agent: each starts a launcher such as torchrun",
+        meaning: "auto: seen from the command; native: the tasks are the ranks, agent: each starts a launcher such as torchrun, worker: palingenesis-worker gets the command as its arguments",
     },
     Key {
         name: "rdzv",

@@ -26,7 +26,7 @@ pub const ARGUMENT_VARIABLE: &str = "PALINGENESIS_WORKER_ARG";
 const INSTALLED: [&str; 2] = ["/usr/bin/palingenesis-worker", "/usr/local/bin/palingenesis-worker"];
 
 /// Programs that start the one their later words name.
-const WRAPPERS: [&str; 19] = [
+const WRAPPERS: [&str; 23] = [
     "env",
     "uv",
     "numactl",
@@ -46,6 +46,10 @@ const WRAPPERS: [&str; 19] = [
     "ncu",
     "perf",
     "compute-sanitizer",
+    "apptainer",
+    "singularity",
+    "podman",
+    "enroot",
 ];
 
 /// How the worker gets into the task's words.
@@ -65,7 +69,7 @@ impl How {
     pub fn name(self) -> &'static str {
         match self {
             How::Prepend => "spank_prepend_task_argv",
-            How::Replace => "in place of the first word, which it gets in PALINGENESIS_WORKER_ARG",
+            How::Replace => "argv[0], by PALINGENESIS_WORKER_ARG",
             How::Unknown => "decided on each node",
         }
     }
@@ -279,6 +283,7 @@ mod tests {
             "/opt/x/palingenesis-worker|train.toml",
             "env|A=1|palingenesis-worker|train.toml",
             "uv|run|palingenesis-worker",
+            "apptainer|exec|/x.sif|palingenesis-worker|a",
             "numactl|--localalloc|/usr/bin/palingenesis-worker",
             "bash|-c|exec palingenesis-worker train.toml",
             "sh|-lc|cd /x; '/usr/bin/palingenesis-worker' a",

@@ -356,11 +356,14 @@ fn words() -> Vec<String> {
 
 /// Whether srun was given `--multi-prog`, which it tells nobody. Its command then
 /// has the file's text as the second word (measured with 22.05.8), so that it
-/// does not stand on srun's command line as it is.
+/// does not stand on srun's command line. (The first word may differ there without
+/// it: with --bcast it is the copy's path.)
 fn is_multi_prog(command: &[String], words: &[String]) -> bool {
     // getopt_long takes unique abbreviations.
     let asked = |word: &String| word.len() >= "--mu".len() && "--multi-prog".starts_with(word.as_str());
-    command.len() >= 2 && words.iter().any(asked) && !words.windows(command.len()).any(|window| window == command)
+    command.len() >= 2
+        && words.iter().any(asked)
+        && !words.windows(command.len() - 1).any(|window| *window == command[1..])
 }
 
 /// The value of `--export` on srun's command line, which srun tells nobody.
