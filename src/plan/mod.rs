@@ -62,8 +62,13 @@ pub struct Facts<'a> {
 
 static UNKNOWN_NODE: NodeFacts =
     NodeFacts { gpu_models: Vec::new(), ephemeral_ports: None, rdma: None, netdevs: None, unknown: Vec::new() };
-static UNKNOWN_TASK: TaskFacts =
-    TaskFacts { cpus: None, nccl_files: Vec::new(), container: Container::None, container_keeps: Vec::new(), start: None };
+static UNKNOWN_TASK: TaskFacts = TaskFacts {
+    cpus: None,
+    nccl_files: Vec::new(),
+    container: Container::None,
+    container_keeps: Vec::new(),
+    start: None,
+};
 static UNKNOWN_RANK0: Rank0 = Rank0 { host: None, address: None };
 
 impl<'a> Facts<'a> {

@@ -210,23 +210,32 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, settings: &Settings) -> Res
     if argument.is_none() {
         return Err(WorkerError::NoCommand { node: node() });
     }
-    let Some(found) = start.programs.iter().find(|program| program.unfit.is_none()) else {
-        return Err(not_found(facts, &start.programs, start.configured.as_deref()));
+    let found = start.programs.iter().find(|program| program.unfit.is_none()).map(|program| program.path.as_str());
+    let usual = start.configured.as_deref().unwrap_or(INSTALLED[0]);
+    let Some(program) = found.or((facts.task.container == Container::ComesLater).then_some(usual)) else {
+        return Err(not_found(facts, &start.programs, usual));
     };
-    let place = if start.configured.as_ref() == Some(&found.path) {
+    if facts.task.container == Container::ComesLater {
+        plan.inform(
+            "worker-unseen",
+            format!("the container comes after this plugin: whether it holds {} is not known", shown(program)),
+            "if the task fails to start, install it in the image or mount it; the admin can list the container plugin first",
+        );
+    }
+    let place = if start.configured.as_deref() == Some(program) {
         "worker= of plugstack.conf names it"
-    } else if INSTALLED.contains(&found.path.as_str()) {
-        "it is installed there"
+    } else if INSTALLED.contains(&program) {
+        "where packages install it"
     } else {
         "first in PATH"
     };
     let how = if start.prepends { How::Prepend } else { How::Replace };
-    plan.launch = Some(LaunchPlan { program: found.path.clone(), argument, how, why: format!("{asked}; {place}") });
+    plan.launch = Some(LaunchPlan { program: program.into(), argument, how, why: format!("{asked}; {place}") });
     Ok(())
 }
 
-fn not_found(facts: &Facts, programs: &[Program], configured: Option<&str>) -> WorkerError {
-    let fixed = |path: &str| configured == Some(path) || INSTALLED.contains(&path);
+fn not_found(facts: &Facts, programs: &[Program], usual: &str) -> WorkerError {
+    let fixed = |path: &str| path == usual || INSTALLED.contains(&path);
     // What is missing in a directory of PATH says nothing; what is there and unusable does.
     let (named, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| fixed(&program.path) || program.exists);
     let mut looked = named.into_iter().map(Program::described).collect::<Vec<_>>().join(", ");
@@ -235,7 +244,7 @@ fn not_found(facts: &Facts, programs: &[Program], configured: Option<&str>) -> W
         1 => looked.push_str(" and in one more directory of PATH"),
         more => looked.push_str(&format!(" and in {more} more directories of PATH")),
     }
-    let source = shown(configured.unwrap_or(INSTALLED[0]));
+    let source = shown(usual);
     let (place, cure) = match facts.task.container {
         Container::None => (
             "on",
@@ -304,7 +313,8 @@ mod tests {
 
     #[test]
     fn the_first_program_that_may_be_run_is_started_with_the_first_word() {
-        for (spec, why) in [("worker", "profile worker; it is installed there"), ("launch=worker", "launch=worker; it")]
+        for (spec, why) in
+            [("worker", "profile worker; where packages install it"), ("launch=worker", "launch=worker; where")]
         {
             let plan = world("train.toml|a", &FOUND).plan(spec).unwrap();
             let launch = plan.launch.unwrap();
@@ -402,6 +412,19 @@ mod tests {
         assert!(error.contains("in the container on n1") && error.contains(mount), "{error}");
         bare.task.start.as_mut().unwrap().configured = Some("/srv/w".into());
         assert!(bare.plan("worker").unwrap_err().to_string().contains("--container-mounts=/srv/w:/srv/w"));
+    }
+
+    /// Outside, it may be missing where the container has it, and the other way round.
+    #[test]
+    fn where_the_container_comes_later_nothing_is_refused() {
+        let missing = [("/usr/bin/palingenesis-worker", Some("not there"))];
+        for (programs, program) in [(&FOUND[..], FOUND[1].0), (&missing[..], missing[0].0)] {
+            let mut world = world("train.toml", programs);
+            world.task.container = Container::ComesLater;
+            let plan = world.plan("worker").unwrap();
+            assert_eq!(plan.launch.unwrap().program, program);
+            assert!(plan.warnings.iter().any(|warning| warning.id == "worker-unseen"));
+        }
     }
 
     #[test]
