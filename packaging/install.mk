@@ -13,6 +13,8 @@ LIBDIR ?= $(PREFIX)/$(shell dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null |
 	{ [ -e /usr/lib64/libc.so.6 ] && echo lib64 || echo lib; })
 DOCDIR ?= $(PREFIX)/share/doc/palingenesis
 INSTALL ?= install
+# Elsewhere the plugin would not look for the worker.
+WORKER_ARGUMENT = $(if $(filter /usr /usr/local,$(PREFIX)),, worker=$(PREFIX)/bin/palingenesis-worker)
 BUILT = $(or $(CARGO_TARGET_DIR),target)/release
 
 # Files that Slurm opens appear by renaming: a job that starts meanwhile sees the
@@ -26,7 +28,8 @@ install:
 		$(DESTDIR)$(LIBDIR)/palingenesis/spank_palingenesis.so
 	ln -sfn palingenesis/spank_palingenesis.so $(DESTDIR)$(LIBDIR)/libpalingenesis.so
 	$(INSTALL) -m 0755 $(BUILT)/palingenesis $(BUILT)/palingenesis-worker $(DESTDIR)$(PREFIX)/bin
-	sed 's|@LIBDIR@|$(LIBDIR)|; s|/usr/share/|$(PREFIX)/share/|' etc/palingenesis.conf \
+	sed 's|@LIBDIR@|$(LIBDIR)|; s|/usr/share/|$(PREFIX)/share/|; s|^optional .*|&$(WORKER_ARGUMENT)|' \
+		etc/palingenesis.conf \
 		>$(DESTDIR)$(PREFIX)/share/palingenesis/palingenesis.conf.new
 	chmod 0644 $(DESTDIR)$(PREFIX)/share/palingenesis/palingenesis.conf.new
 	mv $(DESTDIR)$(PREFIX)/share/palingenesis/palingenesis.conf.new \

@@ -425,3 +425,45 @@ else:
     total = int(server.makefile().readline())
 print(total, "of", size)
 "#;
+
+/// palingenesis-worker is looked for where the task is. Where its plugin comes
+/// after ours nobody can look, and nothing is refused.
+#[test]
+fn the_worker_is_looked_for_inside_the_container() {
+    if Path::new("/usr/bin/palingenesis-worker").exists() || Path::new("/usr/local/bin/palingenesis-worker").exists() {
+        return println!("skipped: palingenesis-worker is installed on this machine");
+    }
+    let Some(cluster) = Cluster::up("worker", Order::Before) else { return };
+    let folder = cluster.0.dir().join("home/worker");
+    fs::create_dir(&folder).unwrap();
+    let worker = folder.join("palingenesis-worker");
+    fs::write(&worker, "#!/bin/sh\necho \"$PALINGENESIS_WORKER_ARG $RANK $*\"\n").unwrap();
+    fs::set_permissions(&worker, PermissionsExt::from_mode(0o755)).unwrap();
+    let worker = worker.display().to_string();
+    let theirs = format!("required {}", plugin().unwrap().display());
+    let ours = format!("required {} worker={worker}", library().display());
+    cluster.0.plugstack(&[&theirs, &ours]);
+    let run = |image: &str| {
+        cluster.0.run(&format!("srun -Q -N2 -n4 --container-image={image} --palingenesis=worker train.toml a | sort"))
+    };
+    let without = format!("{}\n{}\n", folder.display(), target().display());
+    let (with, without) = (cluster.image("", &[]), cluster.image("PATH=/usr/bin:/bin\n", &[("hide", &without)]));
+    let everywhere = "train.toml 0 a\ntrain.toml 1 a\ntrain.toml 2 a\ntrain.toml 3 a\n";
+    let said = run(&with);
+    assert_eq!((said.out.as_str(), said.ours().len()), (everywhere, 0), "{said:?}");
+
+    let said = run(&without);
+    assert_eq!((said.out.as_str(), said.ours().len()), ("", 2), "{said:?}");
+    let cure = format!("add --container-mounts={worker}:{worker} to srun");
+    for node in ["node001", "node002"] {
+        let start = format!(
+            "palingenesis: error: palingenesis-worker is not in the container on {node}: looked at {worker} (not there), "
+        );
+        assert!(said.ours().iter().any(|line| line.starts_with(&start) && line.contains(&cure)), "{said:?}");
+    }
+
+    cluster.0.plugstack(&[&ours, &theirs]);
+    let said = run(&with);
+    assert_eq!(said.out, everywhere, "{said:?}");
+    assert!(said.err.contains("[worker-unseen]"), "{said:?}");
+}

@@ -151,7 +151,9 @@ fn another_prefix_stands_in_the_line_and_in_what_the_comments_say() {
     let destination = format!("DESTDIR={}", root.display());
     make(&["install", &destination, "PREFIX=/opt/palingenesis", "LIBDIR=/opt/palingenesis/lib"]);
     let fragment = root.join("opt/palingenesis/share/palingenesis/palingenesis.conf");
-    assert_eq!(active_lines(&fragment), [format!("optional /opt/palingenesis/lib/{PLUGIN}")]);
+    // Outside /usr and /usr/local the plugin must be told where the worker is.
+    let line = format!("optional /opt/palingenesis/lib/{PLUGIN} worker=/opt/palingenesis/bin/palingenesis-worker");
+    assert_eq!(active_lines(&fragment), [line]);
     assert!(fs::read_to_string(&fragment).unwrap().contains("include /opt/palingenesis/share/palingenesis/"));
 }
 
