@@ -26,31 +26,9 @@ pub const ARGUMENT_VARIABLE: &str = "PALINGENESIS_WORKER_ARG";
 const INSTALLED: [&str; 2] = ["/usr/bin/palingenesis-worker", "/usr/local/bin/palingenesis-worker"];
 
 /// Programs that start the one their later words name.
-const WRAPPERS: [&str; 23] = [
-    "env",
-    "uv",
-    "numactl",
-    "taskset",
-    "nice",
-    "ionice",
-    "chrt",
-    "stdbuf",
-    "setarch",
-    "setpriv",
-    "timeout",
-    "time",
-    "strace",
-    "gdb",
-    "valgrind",
-    "nsys",
-    "ncu",
-    "perf",
-    "compute-sanitizer",
-    "apptainer",
-    "singularity",
-    "podman",
-    "enroot",
-];
+const WRAPPERS: &str = "env uv numactl taskset nice ionice chrt stdbuf setarch setpriv timeout time nohup setsid unbuffer \
+                        strace gdb valgrind nsys ncu rocprofv3 perf compute-sanitizer apptainer singularity shifter \
+                        podman enroot conda mamba micromamba pixi poetry";
 
 /// How the worker gets into the task's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -129,7 +107,8 @@ pub fn is_command(command: &[String]) -> bool {
     };
     let program = base_name(program);
     program == PROGRAM
-        || (WRAPPERS.contains(&program) && arguments.iter().any(|word| base_name(word) == PROGRAM))
+        || (WRAPPERS.split_whitespace().any(|wrapper| wrapper == program)
+            && arguments.iter().any(|word| base_name(word) == PROGRAM))
         || (SHELLS.contains(&program) && arguments.iter().any(|text| text_names_it(text)))
 }
 
@@ -195,7 +174,7 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, settings: &Settings) -> Res
     }
     let asked = if settings.launch == Launch::Worker { "launch=worker" } else { "profile worker" };
     let argument = facts.command.first().cloned();
-    let Some(start) = &facts.task.start else {
+    let Some(start) = facts.task.start.as_ref().filter(|start| !start.programs.is_empty() || argument.is_none()) else {
         plan.launch = Some(LaunchPlan {
             program: PROGRAM.into(),
             argument,
@@ -346,7 +325,7 @@ mod tests {
     /// `#SBATCH --palingenesis=worker`, and somebody looks into the job.
     #[test]
     fn a_shell_for_a_person_is_no_configuration() {
-        let mut shell = world("bash|-l", &[]);
+        let mut shell = world("bash|-l", &FOUND[..1]);
         shell.step.pty = true;
         assert_eq!(shell.plan("worker").unwrap().step.shape, Shape::Shell);
         assert!(matches!(shell.plan("launch=worker"), Err(Refusal::Worker(_))));
@@ -430,9 +409,11 @@ mod tests {
     #[test]
     fn where_nothing_was_looked_for_the_plan_says_so() {
         let mut described = world("train.toml", &[]);
-        described.task.start = None;
-        let launch = described.plan("worker").unwrap().launch.unwrap();
-        assert_eq!((launch.program.as_str(), launch.how), (PROGRAM, How::Unknown));
+        for start in [None, Some(StartFacts::default())] {
+            described.task.start = start;
+            let launch = described.plan("worker").unwrap().launch.unwrap();
+            assert_eq!((launch.program.as_str(), launch.how), (PROGRAM, How::Unknown));
+        }
     }
 
     #[test]
