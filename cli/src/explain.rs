@@ -8,8 +8,9 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use palingenesis::config;
+use palingenesis::config::site::Site;
 use palingenesis::facts::network::Network;
-use palingenesis::facts::{Environment, NodeFacts, Rank0, Step, StepError};
+use palingenesis::facts::{Environment, NodeFacts, Rank0, Step, StepError, User};
 use palingenesis::plan::{self, Facts, catalog, rendezvous};
 use palingenesis::report;
 
@@ -70,6 +71,15 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 0, requires = "nodelist")]
     step_id: u32,
 
+    /// The site file; where it is not given, that of the step or the usual one,
+    /// /etc/palingenesis/palingenesis.toml.
+    #[arg(long, value_name = "FILE")]
+    config: Option<String>,
+
+    /// The partition of the step, for the site file's sections by partition.
+    #[arg(long, value_name = "NAME")]
+    partition: Option<String>,
+
     /// Read the node's GPU models and kernel settings below this directory.
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
@@ -88,7 +98,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return variables(&arguments.names, arguments.json);
     }
     let environment = Environment::of_process();
-    let settings = config::resolve_flagged(arguments.spec.as_deref(), &environment, &[])?;
+    let named = arguments.config.as_deref().or(config::site_file_of_step(&environment));
+    let site = Site::named_or_usual(named);
+    // As in srun, `off` and `help` work whatever the site file is.
+    let profiles = site.as_ref().ok().and_then(Option::as_ref).map(Site::profile_names).unwrap_or_default();
+    let settings = match config::resolve_flagged(arguments.spec.as_deref(), &environment, &profiles) {
+        Err(_) if site.is_err() => return site.map(drop).map_err(Into::into),
+        settings => settings?,
+    };
     if settings.help {
         return print(&config::help());
     }
@@ -101,6 +118,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if settings.off {
         return no_plan(arguments, "off: srun changes nothing here");
     }
+    let partition = arguments.partition.as_deref().or(environment.get("SLURM_JOB_PARTITION"));
+    let site = site?.map(|site| site.view(partition, Some(&step.node), &User::of_process(&environment)));
+    let merged = site.as_ref().map_or_else(|| settings.clone(), |site| site.under(&settings));
     // As srun would see it, started from here.
     step.terminal = std::io::stdin().is_terminal();
     let rank0 = Rank0::default();
@@ -109,8 +129,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let network = if arguments.nodelist.is_some() {
         Network::default()
     } else {
-        let names = rendezvous::wanted(&step, &command, &environment, &settings, &rank0);
-        Network::of_this_node(&names, settings.iface.is_some()).context("cannot list this node's interfaces")?
+        let names = rendezvous::wanted(&step, &command, &environment, &merged, &rank0);
+        Network::of_this_node(&names, merged.iface.is_some()).context("cannot list this node's interfaces")?
     };
     let node = NodeFacts::read(&arguments.root);
     let facts = Facts {
@@ -119,6 +139,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         rank0: &rank0,
         resolution: &network.resolution,
         interfaces: &network.interfaces,
+        site: site.as_ref(),
         ..Facts::new(&step, &environment)
     };
     let plan = plan::plan(&facts, &settings)?;

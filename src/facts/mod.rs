@@ -13,12 +13,14 @@ pub mod network;
 pub mod rdma;
 pub mod step;
 pub mod task;
+pub mod user;
 
 pub use environment::Environment;
 pub use netdevs::NetDevice;
 pub use rdma::RdmaPort;
 pub use step::{Step, StepError};
 pub use task::TaskFacts;
+pub use user::User;
 
 use std::path::Path;
 

@@ -4,6 +4,8 @@
 
 pub mod child;
 pub mod interfaces;
+pub mod log;
 pub mod output;
 pub mod resolver;
 pub mod shared;
+pub mod user;
