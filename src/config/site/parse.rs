@@ -211,7 +211,7 @@ impl Parser<'_> {
         if let Err(error) = section.settings.check_combination() {
             let keys = list.iter().filter(|entry| section.settings.is_given(entry.name));
             let rivals = ["port", "ports", "master", "suffix", "iface"];
-            let last = keys.filter(|entry| rivals.contains(&entry.name)).last();
+            let last = keys.filter(|entry| rivals.contains(&entry.name)).next_back();
             return Err(self.error(&last.map_or(0..0, |entry| entry.at.clone()), error.to_string()));
         }
         Ok(section)
