@@ -12,7 +12,7 @@ use super::pattern::Pattern;
 use super::{Section, Selected, Site, SiteError, SiteProfile, SiteVariable};
 use crate::config::spec::{check_profile_name, escape};
 use crate::config::{KEYS, LogLevel, Profile, Settings, Source, SpecError, nearest, printable};
-use crate::plan::catalog::{self, Fault, Kind};
+use crate::plan::catalog::{self, Fault, Kind, Reader};
 use crate::plan::checks;
 
 /// Words of SPEC that can be defaults.
@@ -22,8 +22,9 @@ pub const TABLES: [&str; 3] = ["rules", "env", "force"];
 /// What stands at the top only.
 pub const TOP_ONLY: [&str; 4] = ["log", "profiles", "partition", "node"];
 
-/// Variables that tell a rank its place, besides those the catalog knows as such.
-const FACTS: [&str; 15] = [
+/// Variables that tell a rank or an agent its place, besides those the catalog
+/// knows as such; others of torchrun, as PET_MAX_RESTARTS, are anybody's.
+const FACTS: [&str; 20] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -39,6 +40,11 @@ const FACTS: [&str; 15] = [
     "PET_NODE_RANK",
     "PET_MASTER_ADDR",
     "PET_MASTER_PORT",
+    "PET_RDZV_BACKEND",
+    "PET_RDZV_ENDPOINT",
+    "PET_RDZV_ID",
+    "PET_LOCAL_ADDR",
+    "PET_STANDALONE",
 ];
 /// Which GPUs a job has.
 const GPUS: [&str; 5] = [
@@ -209,9 +215,9 @@ impl Parser<'_> {
         }
         // Which of the two is one too many only people can say: the later one is named.
         if let Err(error) = section.settings.check_combination() {
-            let keys = list.iter().filter(|entry| section.settings.is_given(entry.name));
+            let mut keys = list.iter().filter(|entry| section.settings.is_given(entry.name));
             let rivals = ["port", "ports", "master", "suffix", "iface"];
-            let last = keys.filter(|entry| rivals.contains(&entry.name)).next_back();
+            let last = keys.rfind(|entry| rivals.contains(&entry.name));
             return Err(self.error(&last.map_or(0..0, |entry| entry.at.clone()), error.to_string()));
         }
         Ok(section)
@@ -413,7 +419,7 @@ fn check_name(name: &str) -> Result<(), String> {
         "is a fact of the step; the settings port, ports, master, suffix and iface choose it"
     } else if FACTS.contains(&upper.as_str())
         || upper.starts_with("TORCHELASTIC_")
-        || catalog::entry(name).is_some_and(|entry| entry.kind == Kind::Rank)
+        || catalog::entry(name).is_some_and(|entry| entry.kind == Kind::Rank && entry.reader != Reader::Torchrun)
     {
         "is a fact of the step, and each rank has its own"
     } else if ["SLURM_", "SLURMD_", "SPANK_", "_SLURM"].iter().any(|prefix| upper.starts_with(prefix)) {

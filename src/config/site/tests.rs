@@ -154,6 +154,14 @@ fn every_mistake_is_one_line_with_file_line_and_reason() {
 }
 
 #[test]
+fn what_torchrun_reads_besides_ranks_and_addresses_is_an_admin_s_to_set() {
+    let site = parse(
+        "[env]\nPET_MAX_RESTARTS = \"0\"\nPET_TEE = \"3\"\nPET_LOG_DIR = \"/tmp\"\nJAX_COMPILATION_CACHE_DIR = \"/c\"\n",
+    );
+    assert_eq!(site.view(None, None, &user()).env.len(), 4);
+}
+
+#[test]
 fn variables_that_are_no_admin_s_to_set_are_refused_with_the_reason() {
     for (name, why) in [
         ("RANK", "a fact of the step"),
@@ -162,6 +170,8 @@ fn variables_that_are_no_admin_s_to_set_are_refused_with_the_reason() {
         ("MASTER_ADDR", "the settings port, ports, master, suffix and iface"),
         ("MASTER_PORT", "the settings port, ports, master, suffix and iface"),
         ("PET_NODE_RANK", "a fact of the step"),
+        ("PET_RDZV_ENDPOINT", "a fact of the step"),
+        ("JAX_PROCESS_ID", "a fact of the step"),
         ("TORCHELASTIC_USE_AGENT_STORE", "a fact of the step"),
         ("SLURM_NTASKS", "Slurm's own"),
         ("CUDA_VISIBLE_DEVICES", "Slurm decides"),
