@@ -344,3 +344,28 @@ fn doctor_prints_what_a_file_means() {
     let said = doctor(&["--config", example.to_str().unwrap()]);
     assert!(said.out.contains("no default for all jobs"), "{said:?}");
 }
+
+/// As a training script would ask for its place. The plugin's own file need not be
+/// the usual one, and a broken one is no matter of a script that runs already.
+#[test]
+fn the_c_library_tells_the_shape_and_profile_that_the_site_file_decided() {
+    let Some(cluster) = Cluster::up("capi") else { return };
+    cluster.write("launch = \"agent\"\n[profiles.mixtral]\nbase = \"fsdp\"\n");
+    let program = "import ctypes, sys\nlib = ctypes.CDLL(sys.argv[1])\ntext = ctypes.c_void_p()\n\
+                   print(lib.palingenesis_layout_json(ctypes.byref(text)), ctypes.string_at(text).decode())\n";
+    fs::write(cluster.sandbox.dir().join("home/ask.py"), program).unwrap();
+    let ask = |change: &str| {
+        let line = format!(
+            "srun -Q -n1 --palingenesis=mixtral bash -c '{change} python3 {}/home/ask.py {}'",
+            cluster.sandbox.dir().display(),
+            library().display()
+        );
+        cluster.sandbox.run(&line).ok().out
+    };
+    let said = ask("");
+    for part in ["0 {", "\"shape\":\"agent\"", "\"profile\":\"mixtral\"", "\"world_size\":1"] {
+        assert!(said.contains(part), "{said}");
+    }
+    let said = ask("PALINGENESIS_SITE=/etc/passwd");
+    assert!(said.contains("0 {") && said.contains("\"profile\":\"mixtral\""), "{said}");
+}

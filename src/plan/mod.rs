@@ -393,4 +393,6 @@ impl Plan {
 #[cfg(test)]
 mod precedence_tests;
 #[cfg(test)]
+mod site_tests;
+#[cfg(test)]
 pub(crate) mod tests;

@@ -16,6 +16,9 @@ use crate::facts::container::Place;
 use crate::facts::{Environment, NodeFacts};
 use crate::system::{child, log};
 
+/// The longest line for the log, in characters.
+const LONGEST_LINE: usize = 1500;
+
 /// How long a site file that plugstack.conf names may take.
 const SITE_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -203,5 +206,5 @@ fn step_line(
             line.push_str(&format!(" {what}: {text}"));
         }
     }
-    line
+    line.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_LINE).collect()
 }
