@@ -16,7 +16,8 @@ extern "C" {
  * rank, local_rank, local_world_size, node_rank, node, master_addr,
  * master_port and ports. It is read from the task's environment; the plugin
  * need not be installed, but where it set MASTER_ADDR and MASTER_PORT these
- * are the ones.
+ * are the ones. The site file counts where it can be read; one that is broken
+ * or, as in most containers, absent is no error here: this only tells what is.
  *
  * Returns 0, or -1 when there is no step or it makes no sense; `*json` is then
  * one line that says why. Either way `*json` must be given back to

@@ -34,6 +34,7 @@ install:
 	chmod 0644 $(DESTDIR)$(PREFIX)/share/palingenesis/palingenesis.conf.new
 	mv $(DESTDIR)$(PREFIX)/share/palingenesis/palingenesis.conf.new \
 		$(DESTDIR)$(PREFIX)/share/palingenesis/palingenesis.conf
+	$(INSTALL) -m 0644 etc/palingenesis.toml $(DESTDIR)$(PREFIX)/share/palingenesis/palingenesis.toml.example
 	$(if $(wildcard include/palingenesis.h),$(INSTALL) -d $(DESTDIR)$(PREFIX)/include && \
 		$(INSTALL) -m 0644 include/palingenesis.h $(DESTDIR)$(PREFIX)/include)
 	$(INSTALL) -m 0644 LICENSE $(wildcard README.md) $(DESTDIR)$(DOCDIR)
@@ -45,7 +46,8 @@ install-strip: install
 
 # The line before the file: plugstack.conf finds nothing to load, not a gap.
 uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/share/palingenesis/palingenesis.conf
+	rm -f $(DESTDIR)$(PREFIX)/share/palingenesis/palingenesis.conf \
+		$(DESTDIR)$(PREFIX)/share/palingenesis/palingenesis.toml.example
 	rm -f $(DESTDIR)$(LIBDIR)/libpalingenesis.so $(DESTDIR)$(LIBDIR)/palingenesis/spank_palingenesis.so \
 		$(DESTDIR)$(PREFIX)/bin/palingenesis $(DESTDIR)$(PREFIX)/bin/palingenesis-worker \
 		$(DESTDIR)$(PREFIX)/include/palingenesis.h $(DESTDIR)$(DOCDIR)/LICENSE $(DESTDIR)$(DOCDIR)/README.md

@@ -4,7 +4,8 @@ use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::config;
-use crate::facts::{Environment, Step};
+use crate::config::site::{SITE_FILE, Site, SiteView};
+use crate::facts::{Environment, Step, User};
 use crate::plan::{self, Facts};
 
 /// Writes the calling task's place in its step to `*json`, as a JSON object
@@ -12,7 +13,8 @@ use crate::plan::{self, Facts};
 /// rank, local_rank, local_world_size, node_rank, node, master_addr,
 /// master_port and ports. It is read from the task's environment; the plugin
 /// need not be installed, but where it set MASTER_ADDR and MASTER_PORT these
-/// are the ones.
+/// are the ones. The site file counts where it can be read; one that is broken
+/// or, as in most containers, absent is no error here: this only tells what is.
 ///
 /// Returns 0, or -1 when there is no step or it makes no sense; `*json` is then
 /// one line that says why. Either way `*json` must be given back to
@@ -53,8 +55,18 @@ pub unsafe extern "C" fn palingenesis_free(text: *mut c_char) {
 fn layout() -> Result<String, String> {
     let environment = Environment::of_process();
     let step = Step::from_environment(&environment).map_err(|error| error.to_string())?;
-    let facts = Facts::new(&step, &environment);
-    let settings = config::resolve_flagged(None, &environment, &[]).map_err(|error| error.to_string())?;
+    let file = config::site_file_of_step(&environment).unwrap_or(SITE_FILE);
+    let site = Site::read(file).ok().flatten();
+    let profiles = site.as_ref().map(Site::profile_names).unwrap_or_default();
+    let settings = config::resolve_flagged(None, &environment, &profiles).map_err(|error| error.to_string())?;
+    let mut view = site.map_or_else(SiteView::default, |site| {
+        site.view(environment.get("SLURM_JOB_PARTITION"), Some(&step.node), &User::of_process(&environment))
+    });
+    // A profile of the step's own site file gives variables, no ranks.
+    if let Some(name) = &settings.site_profile {
+        view.profiles.entry(name.clone()).or_default();
+    }
+    let facts = Facts { site: Some(&view), ..Facts::new(&step, &environment) };
     let plan = plan::plan(&facts, &settings).map_err(|error| error.to_string())?;
     serde_json::to_string(&plan.step).map_err(|error| error.to_string())
 }

@@ -7,7 +7,34 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Linked into the plugin.
-const LINKED: &[&str] = &["itoa", "libc", "memchr", "serde", "serde_core", "serde_json", "thiserror", "zmij"];
+const LINKED: &[&str] = &[
+    "itoa",
+    "libc",
+    "memchr",
+    "serde",
+    "serde_core",
+    "serde_json",
+    "thiserror",
+    "zmij",
+    // The site file.
+    "serde_spanned",
+    "toml",
+    "toml_datetime",
+    "toml_parser",
+    "winnow",
+    // The node's log. syslog brings the time and hostname crates for what is not
+    // used here; the linker leaves them out.
+    "cfg-if",
+    "deranged",
+    "hostname",
+    "log",
+    "num-conv",
+    "num_threads",
+    "powerfmt",
+    "syslog",
+    "time",
+    "time-core",
+];
 /// Procedural macros and what they are made of: run by the compiler, not linked.
 const BUILD_TIME: &[&str] = &["proc-macro2", "quote", "serde_derive", "syn", "thiserror-impl", "unicode-ident"];
 

@@ -279,8 +279,8 @@ fn version_and_help_promise_what_there_is() {
     let version = run("--version").ok().out;
     assert!(version.contains(env!("CARGO_PKG_VERSION")) && version.contains("Slurm "), "{version}");
     let help = run("--help").ok().out;
-    assert!(help.contains("Not there yet") && help.contains("doctor"), "{help}");
-    assert_eq!(run("doctor").code, 2);
+    assert!(help.contains("Not there yet") && help.contains("diagnose"), "{help}");
+    assert_eq!(run("diagnose").code, 2);
 }
 
 /// A step's tasks get what explain printed, since both come from one plan. One

@@ -68,6 +68,7 @@ fn expected(library: &str, documents: &[(&str, &str)]) -> BTreeMap<String, Strin
         (format!("{library}/{PLUGIN}"), "0644".to_string()),
         (format!("{library}/libpalingenesis.so"), format!("-> {PLUGIN}")),
         ("usr/share/palingenesis/palingenesis.conf".to_string(), "0644".to_string()),
+        ("usr/share/palingenesis/palingenesis.toml.example".to_string(), "0644".to_string()),
     ]
     .into();
     if common::root().join("include/palingenesis.h").is_file() {

@@ -59,7 +59,22 @@ fn no_memory_error_of_ours_in_srun_slurmd_and_slurmstepd() {
     sandbox.run_as(&["--as-root"], &start, 120).ok();
 
     let srun = format!("{valgrind} --trace-children=no --log-file={} srun", log("srun.%p.log"));
-    let runs = [("--palingenesis=show", 0), ("", 0), ("--palingenesis=port=1", 78), ("--palingenesis=master=n1", 0)];
+    // With a site file, so that it is read and each step is logged.
+    sandbox
+        .run_root(
+            "umask 022; mkdir -p /etc/palingenesis; printf '%s\\n' 'log = \"debug\"' '[profiles.mine]' \
+             '[profiles.mine.env]' 'NCCL_IB_SL = 3' '[node.\"n[1-9]\".force]' 'NCCL_NET = \"IB\"' \
+             >/etc/palingenesis/palingenesis.toml",
+        )
+        .ok();
+    let runs = [
+        ("--palingenesis=show", 0),
+        ("", 0),
+        ("--palingenesis=port=1", 78),
+        ("--palingenesis=master=n1", 0),
+        ("--palingenesis=mine", 0),
+        ("--palingenesis=iface=nosuch0", 78),
+    ];
     for (options, code) in runs.repeat(rounds()) {
         let said = sandbox.run_as(&[], &format!("{srun} -n2 {options} true"), 120);
         assert_eq!(said.code, code, "{options}: {}", said.err);
@@ -78,6 +93,6 @@ fn no_memory_error_of_ours_in_srun_slurmd_and_slurmstepd() {
             assert!(found.is_empty(), "{name}:\n{}", found.join("\n\n"));
         }
     }
-    // Four sruns, slurmd, and at least a slurmstepd with its tasks.
-    assert!(seen >= 6 && stepd >= 4, "only {seen} logs, {stepd} of slurmstepd");
+    // Six sruns, slurmd, and at least a slurmstepd with its tasks.
+    assert!(seen >= 8 && stepd >= 5, "only {seen} logs, {stepd} of slurmstepd");
 }

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use palingenesis::config;
+use palingenesis::config::site::Site;
 use palingenesis::facts::network::Network;
-use palingenesis::facts::{Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, program};
+use palingenesis::facts::{Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, User, program};
 use palingenesis::plan::{self, Facts, catalog, rendezvous, worker};
 use palingenesis::report;
 
@@ -71,6 +72,15 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 0, requires = "nodelist")]
     step_id: u32,
 
+    /// The site file; where it is not given, that of the step or the usual one,
+    /// /etc/palingenesis/palingenesis.toml.
+    #[arg(long, value_name = "FILE")]
+    config: Option<String>,
+
+    /// The partition of the step, for the site file's sections by partition.
+    #[arg(long, value_name = "NAME")]
+    partition: Option<String>,
+
     /// Read the node's GPU models and kernel settings below this directory.
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
@@ -89,7 +99,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return variables(&arguments.names, arguments.json);
     }
     let environment = Environment::of_process();
-    let settings = config::resolve_flagged(arguments.spec.as_deref(), &environment, &[])?;
+    let named = arguments.config.as_deref().or(config::site_file_of_step(&environment));
+    let site = Site::named_or_usual(named);
+    // As in srun, `off` and `help` work whatever the site file is.
+    let profiles = site.as_ref().ok().and_then(Option::as_ref).map(Site::profile_names).unwrap_or_default();
+    let settings = match config::resolve_flagged(arguments.spec.as_deref(), &environment, &profiles) {
+        Err(_) if site.is_err() => return site.map(drop).map_err(Into::into),
+        settings => settings?,
+    };
     if settings.help {
         return print(&config::help());
     }
@@ -102,6 +119,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if settings.off {
         return no_plan(arguments, "off: srun changes nothing here");
     }
+    let partition = arguments.partition.as_deref().or(environment.get("SLURM_JOB_PARTITION"));
+    let site = site?.map(|site| site.view(partition, Some(&step.node), &User::of_process(&environment)));
+    let merged = site.as_ref().map_or_else(|| settings.clone(), |site| site.under(&settings));
     // As srun would see it, started from here.
     step.terminal = std::io::stdin().is_terminal();
     let rank0 = Rank0::default();
@@ -110,15 +130,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let network = if arguments.nodelist.is_some() {
         Network::default()
     } else {
-        let names = rendezvous::wanted(&step, &command, &environment, &settings, &rank0);
-        Network::of_this_node(&names, settings.iface.is_some()).context("cannot list this node's interfaces")?
+        let names = rendezvous::wanted(&step, &command, &environment, &merged, &rank0);
+        Network::of_this_node(&names, merged.iface.is_some()).context("cannot list this node's interfaces")?
     };
     let node = NodeFacts::read(&arguments.root);
     let mut task = TaskFacts::default();
     // One that only plugstack.conf's worker= names is not known here; then the plan
     // says that each node decides.
     if arguments.nodelist.is_none() && !command.is_empty() {
-        let paths = worker::wanted(&settings, &command, &step, &environment, None);
+        let paths = worker::wanted(&merged, &command, &step, &environment, None);
         let programs = program::look(Path::new("/"), &paths);
         if programs.iter().any(|program| program.unfit.is_none()) {
             let prepends = palingenesis::spank::release_can_prepend();
@@ -132,6 +152,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         rank0: &rank0,
         resolution: &network.resolution,
         interfaces: &network.interfaces,
+        site: site.as_ref(),
         ..Facts::new(&step, &environment)
     };
     let plan = plan::plan(&facts, &settings)?;

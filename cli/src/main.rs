@@ -1,6 +1,7 @@
 //! The `palingenesis` command: a door for people, which holds no rule of the
 //! product. What it prints comes from the plan the Slurm plugin makes too.
 
+mod doctor;
 mod explain;
 
 use std::io::{self, ErrorKind, Write};
@@ -11,6 +12,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use palingenesis::EXIT_REFUSED;
 use palingenesis::config::SpecError;
+use palingenesis::config::site::SiteError;
 use palingenesis::plan::Refusal;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -23,7 +25,8 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
     name = "palingenesis",
     version = VERSION.as_str(),
     arg_required_else_help = true,
-    after_help = "Not there yet, and no command of this version: doctor, launch, diagnose, size, losses, init, checkpoints.\n\
+    after_help = "Not there yet, and no command of this version: launch, diagnose, size, losses, init, checkpoints; doctor \
+                  checks the site file only.\n\
                   The keys of --palingenesis=SPEC: srun --palingenesis=help, or palingenesis explain --spec help."
 )]
 struct Arguments {
@@ -36,11 +39,15 @@ enum Command {
     /// Prints what a rank gets from srun --palingenesis, each value with its reason.
     #[command(after_help = explain::ABOUT)]
     Explain(explain::Arguments),
+    /// Checks the site file and prints what it means.
+    #[command(after_help = doctor::ABOUT)]
+    Doctor(doctor::Arguments),
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Explain(arguments) => explain::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -53,7 +60,9 @@ fn main() -> ExitCode {
 
 /// A job that would be refused gets the code the job would get.
 fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<Refusal>() || error.is::<SpecError>() { u8::try_from(EXIT_REFUSED).unwrap_or(1) } else { 1 }
+    let refused =
+        error.is::<Refusal>() || error.is::<SpecError>() || error.is::<SiteError>() || error.is::<doctor::Broken>();
+    if refused { u8::try_from(EXIT_REFUSED).unwrap_or(1) } else { 1 }
 }
 
 /// One line on stderr.

@@ -10,8 +10,8 @@ mod spec;
 pub use nearest::nearest;
 pub use plugstack::{Plugstack, PlugstackError};
 pub use spec::{
-    CheckLevel, Fabric, KEYS, Key, Launch, PortRange, Profile, Rendezvous, Settings, Source, SpecError, WORDS,
-    check_directory, help, printable,
+    CheckLevel, Fabric, KEYS, Key, Launch, LogLevel, PortRange, Profile, Rendezvous, Settings, Source, SpecError,
+    WORDS, check_directory, help, printable, profiles_in,
 };
 pub(crate) use spec::{check_host, parse_port};
 
@@ -96,6 +96,11 @@ pub const MARKS: &str = "PALINGENESIS_SET";
 /// to its step only.
 pub const SPEC_OF_STEP: &str = "PALINGENESIS_SPEC";
 
+/// The site file of the step this process runs in, where it is not the usual one.
+pub fn site_file_of_step(environment: &Environment) -> Option<&str> {
+    of_this_step(environment).and(environment.get(site::FILE_OF_STEP))
+}
+
 /// The settings that were given to the step this process runs in.
 fn of_this_step(environment: &Environment) -> Option<&str> {
     let (job, step) = (environment.get("SLURM_JOB_ID")?, environment.get("SLURM_STEP_ID")?);
@@ -115,6 +120,9 @@ pub fn resolve_flagged(
     site_profiles: &[String],
 ) -> Result<Settings, SpecError> {
     let option = spec.or(of_this_step(environment)).or(environment.get(HANDED_DOWN));
+    // Its profile was one of the site file when the step started.
+    let of_step = of_this_step(environment).filter(|_| spec.is_none()).map(profiles_in).unwrap_or_default();
+    let site_profiles = &[site_profiles, &of_step].concat();
     // The settings of this step hold the cache's root already.
     let cache = environment.get(CACHE_HANDED_DOWN).filter(|_| of_this_step(environment).is_none());
     let given = Given { option, cache, site_profiles };

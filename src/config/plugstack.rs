@@ -18,21 +18,23 @@ pub struct Plugstack {
     pub gate: Duration,
     /// The palingenesis-worker that `launch=worker` starts.
     pub worker: Option<String>,
+    /// The site file, where it is not the usual one.
+    pub config: Option<String>,
 }
 
 impl Default for Plugstack {
     fn default() -> Self {
-        Plugstack { root: "/".into(), gate: Duration::from_secs(60), worker: None }
+        Plugstack { root: "/".into(), gate: Duration::from_secs(60), worker: None, config: None }
     }
 }
 
-const KEYS: [&str; 3] = ["root", "gate", "worker"];
+const KEYS: [&str; 4] = ["root", "gate", "worker", "config"];
 
 /// Why the line was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlugstackError {
     /// An argument that is none.
-    #[error("unknown argument '{argument}' of palingenesis in plugstack.conf{}; known are root=DIR, gate=SECONDS and worker=PATH", .near.map(|near| format!(": did you mean '{near}='?")).unwrap_or_default())]
+    #[error("unknown argument '{argument}' of palingenesis in plugstack.conf{}; known are config=FILE, gate=SECONDS, root=DIR and worker=PATH", .near.map(|near| format!(": did you mean '{near}='?")).unwrap_or_default())]
     Unknown {
         /// As written.
         argument: String,
@@ -65,6 +67,12 @@ impl Plugstack {
                     }
                     plugstack.root = value.into();
                 }
+                Some(("config", value)) => {
+                    if !value.starts_with('/') {
+                        return Err(bad("the file's path must be absolute"));
+                    }
+                    plugstack.config = Some(value.into());
+                }
                 Some(("gate", value)) => {
                     let seconds = value.parse::<u64>().ok().filter(|seconds| (1..=3600).contains(seconds));
                     plugstack.gate = Duration::from_secs(seconds.ok_or_else(|| bad("write 1 to 3600 seconds"))?);
@@ -94,14 +102,17 @@ mod tests {
     #[test]
     fn arguments_and_their_mistakes() {
         assert_eq!(Plugstack::parse([]), Ok(Plugstack::default()));
-        let parsed = Plugstack::parse(["root=/srv/node", "gate=5", "worker=/opt/w"]).unwrap();
+        let parsed = Plugstack::parse(["root=/srv/node", "gate=5", "worker=/opt/w", "config=/srv/site.toml"]).unwrap();
         assert_eq!(parsed.worker.as_deref(), Some("/opt/w"));
         assert_eq!((parsed.root, parsed.gate), (PathBuf::from("/srv/node"), Duration::from_secs(5)));
+        assert_eq!(parsed.config.as_deref(), Some("/srv/site.toml"));
         for (argument, expected) in [
             ("rot=/x", "did you mean 'root='?"),
             ("debug", "unknown argument 'debug'"),
             ("root=x", "must be absolute"),
             ("worker=palingenesis-worker", "must be absolute"),
+            ("config=site.toml", "must be absolute"),
+            ("confg=/x", "did you mean 'config='?"),
             ("gate=0", "1 to 3600"),
             ("gate=x", "1 to 3600"),
         ] {

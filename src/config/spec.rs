@@ -170,6 +170,20 @@ choice! {
     Error = "error",
 }
 
+choice! {
+    /// What the log of the node gets of steps with the flag.
+    LogLevel:
+    /// Nothing.
+    Off = "off",
+    /// Steps that were refused, and faults.
+    #[default]
+    Error = "error",
+    /// Every step.
+    Info = "info",
+    /// Every step, with what was read of the node.
+    Debug = "debug",
+}
+
 /// An inclusive range of TCP ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortRange {
@@ -429,7 +443,7 @@ impl Settings {
     }
 
     /// Takes one `key=value`.
-    pub(super) fn set(
+    pub(in crate::config) fn set(
         &mut self,
         name: &str,
         value: &str,
@@ -448,7 +462,10 @@ impl Settings {
         };
         match key.name {
             "profile" if profiles.iter().any(|name| name == value) => self.site_profile = Some(value.into()),
-            "profile" => self.profile = chosen(key, value, Profile::ALL, source)?,
+            "profile" => {
+                let known = Profile::ALL.iter().map(|(name, _)| *name).chain(profiles.iter().map(String::as_str));
+                self.profile = Profile::named(value).ok_or_else(|| bad_word(key, value, known, source))?;
+            }
             "fabric" => self.fabric = chosen(key, value, Fabric::ALL, source)?,
             "launch" => self.launch = chosen(key, value, Launch::ALL, source)?,
             "rdzv" => self.rdzv = chosen(key, value, Rendezvous::ALL, source)?,
@@ -516,6 +533,25 @@ impl Settings {
             "local" => self.local.as_deref().map(escape),
             _ => None,
         }
+    }
+
+    /// Every key and check that was given a value, as the site file has them.
+    pub fn values(&self) -> Vec<(&'static str, String)> {
+        let keys = KEYS.iter().filter_map(|key| {
+            let value = match key.name {
+                "cache" => self.cache.clone(),
+                "local" => self.local.clone(),
+                name => self.get(name),
+            };
+            Some((key.name, value?))
+        });
+        keys.chain(self.rules.iter().map(|(id, level)| (*id, level.name().to_string()))).collect()
+    }
+
+    /// Sets what becomes of findings, whatever was given.
+    pub(in crate::config) fn set_checks(&mut self, level: CheckLevel) {
+        self.checks = level;
+        self.given.add("checks");
     }
 
     /// The profile's name, the site file's too.
@@ -611,7 +647,7 @@ impl Settings {
     }
 
     /// Keys that exclude each other.
-    pub(super) fn check_combination(&self) -> Result<(), SpecError> {
+    pub(in crate::config) fn check_combination(&self) -> Result<(), SpecError> {
         let both = |first, second, what| {
             (self.given.has(first) && self.given.has(second)).then_some(SpecError::Conflict { first, second, what })
         };
@@ -655,7 +691,7 @@ fn chosen<T: Copy>(key: &Key, value: &str, known: &[(&'static str, T)], source: 
 }
 
 /// A path as SPEC has it: what would end it there is written %XX.
-fn escape(path: &str) -> String {
+pub(in crate::config) fn escape(path: &str) -> String {
     let mut text = String::with_capacity(path.len());
     for character in path.chars() {
         match character {
@@ -724,7 +760,7 @@ fn bad(key: &Key, value: &str, why: &str, source: &Source) -> SpecError {
     }
 }
 
-fn bad_word(key: &Key, value: &str, known: impl Iterator<Item = &'static str>, source: &Source) -> SpecError {
+fn bad_word<'a>(key: &Key, value: &str, known: impl Iterator<Item = &'a str>, source: &Source) -> SpecError {
     let why = match nearest(value, known) {
         Some(near) => format!("no such {} (did you mean '{near}'?)", key.name),
         None => format!("no such {}", key.name),
@@ -786,6 +822,28 @@ fn check_characters(value: &str, also: &str, longest: usize) -> Result<(), Strin
         Some(c) => Err(format!("{c:?} cannot stand in it")),
         None => Ok(()),
     }
+}
+
+/// Whether the site file may define a profile of that name: it is a word of SPEC,
+/// which must not mean something else.
+///
+/// # Errors
+/// What is wrong with it.
+pub(in crate::config) fn check_profile_name(name: &str) -> Result<(), String> {
+    check_characters(name, "-_.", 32)?;
+    let taken = Profile::named(name).is_some()
+        || WORDS.iter().any(|(word, _)| *word == name)
+        || KEYS.iter().any(|key| key.name == name)
+        || checks::ids().any(|id| id == name);
+    if taken { Err("the word has a meaning already".into()) } else { Ok(()) }
+}
+
+/// The names in a SPEC that only a site file can explain. Of a SPEC that was
+/// accepted once these are its profiles.
+pub fn profiles_in(spec: &str) -> Vec<String> {
+    let words = spec.split(',').map(str::trim);
+    let names = words.map(|word| word.strip_prefix("profile=").unwrap_or(word));
+    names.filter(|name| check_profile_name(name).is_ok()).map(String::from).collect()
 }
 
 /// The text of `--palingenesis=help`.

@@ -14,6 +14,7 @@ pub mod program;
 pub mod rdma;
 pub mod step;
 pub mod task;
+pub mod user;
 
 pub use environment::Environment;
 pub use netdevs::NetDevice;
@@ -21,6 +22,7 @@ pub use program::{Program, StartFacts};
 pub use rdma::RdmaPort;
 pub use step::{Step, StepError};
 pub use task::TaskFacts;
+pub use user::User;
 
 use std::path::Path;
 

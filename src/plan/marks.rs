@@ -2,6 +2,7 @@
 //! them from the user's: `PALINGENESIS_SET=JOB.STEP NAME=HASH NAME=HASH …`.
 //! A value that was changed since no longer fits its hash and is the user's.
 
+use crate::config::site::{FILE_OF_STEP, SITE_FILE, SiteView};
 use crate::config::{SPEC_OF_STEP, Settings};
 use crate::facts::{Environment, Step};
 
@@ -64,9 +65,12 @@ fn hash(value: &str) -> u32 {
 }
 
 /// Adds the marks of everything the plan sets, and the settings it was made with.
-pub(super) fn decide(plan: &mut Plan, settings: &Settings) {
+pub(super) fn decide(plan: &mut Plan, settings: &Settings, site: Option<&SiteView>) {
     let why = "these settings, for palingenesis explain and the C library in this step";
     plan.set(SPEC_OF_STEP, settings.to_string(), Origin::Step, why);
+    if let Some(site) = site.filter(|site| !site.file.is_empty() && site.file != SITE_FILE) {
+        plan.set(FILE_OF_STEP, site.file.clone(), Origin::Step, "the site file, for palingenesis explain in this step");
+    }
     let mut marks = format!("{}.{}", plan.step.job_id, plan.step.step_id);
     for variable in plan.env.iter().filter(|variable| !matches!(variable.origin, Origin::User | Origin::Image)) {
         marks.push_str(&format!(" {}={:x}", variable.name, hash(&variable.value)));

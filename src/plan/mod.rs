@@ -275,7 +275,7 @@ fn shown(found: &[Warning]) -> String {
 /// # Errors
 /// When the step could not start right.
 pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
-    let merged = facts.site.map(|site| settings.clone().over(&site.settings));
+    let merged = facts.site.map(|site| site.under(settings));
     let (spec, settings) = (settings, merged.as_ref().unwrap_or(settings));
     let step = facts.step;
     let marks = Marks::of(facts.environment);
@@ -346,7 +346,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     };
     checks::decide(&mut plan, &subject);
     precedence::name_the_rest(&mut plan, &values);
-    marks::decide(&mut plan, spec);
+    marks::decide(&mut plan, spec, facts.site);
     let errors: Vec<Warning> = plan.warnings.iter().filter(|w| w.severity == Severity::Error).cloned().collect();
     if errors.is_empty() { Ok(plan) } else { Err(Refusal::Checks(errors)) }
 }
@@ -407,5 +407,7 @@ impl Plan {
 
 #[cfg(test)]
 mod precedence_tests;
+#[cfg(test)]
+mod site_tests;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -159,25 +159,52 @@ struct Choice {
 
 /// How a user takes a host back, by where it came from.
 fn cure(origin: Origin) -> &'static str {
-    if origin == Origin::Option { "leave out master=" } else { "unset MASTER_ADDR" }
+    match origin {
+        Origin::Option => "leave out master=",
+        Origin::Site => "have the cluster's admins take master out of the site file",
+        _ => "unset MASTER_ADDR",
+    }
 }
 
 fn shown(origin: Origin, host: &str) -> String {
-    let name = if origin == Origin::Option { "master" } else { "MASTER_ADDR" };
-    format!("{name}={}", printable(host))
+    match origin {
+        Origin::Option => format!("master={}", printable(host)),
+        Origin::Site => format!("master={} of the site file", printable(host)),
+        _ => format!("MASTER_ADDR={}", printable(host)),
+    }
 }
 
-/// The host the user named, by `master=` or by exporting MASTER_ADDR; `None`
-/// where another option chooses it.
+/// Whether the user chose by one of these options. What the site file has for
+/// them stands below the user's exported variables.
+fn asked(settings: &Settings, keys: &[&str]) -> bool {
+    keys.iter().any(|key| settings.is_given(key) && !settings.is_of_site(key))
+}
+
+/// Who gave an option its value.
+fn origin(settings: &Settings, key: &str) -> Origin {
+    if settings.is_of_site(key) { Origin::Site } else { Origin::Option }
+}
+
+/// `key=`, with who gave it where that is not the user.
+fn named(settings: &Settings, key: &str) -> String {
+    if settings.is_of_site(key) { format!("{key} of the site file") } else { format!("{key}=") }
+}
+
+/// The host somebody named: the user by `master=` or by exporting MASTER_ADDR,
+/// else the site file; `None` where another option chooses it.
 pub fn given_host(settings: &Settings, environment: &Environment) -> Option<(String, Origin)> {
-    if let Some(host) = &settings.master {
-        return Some((host.clone(), Origin::Option));
+    let master = |origin| settings.master.clone().map(|host| (host, origin));
+    if asked(settings, &["master"]) {
+        return master(Origin::Option);
     }
-    if settings.launch == Launch::Shell || settings.suffix.is_some() || settings.iface.is_some() {
+    if asked(settings, &["suffix", "iface"]) {
         return None;
     }
-    let exported = Marks::of(environment).users(environment, "MASTER_ADDR")?;
-    Some((exported.to_string(), Origin::User))
+    let exported = Marks::of(environment).users(environment, "MASTER_ADDR");
+    match exported.filter(|_| settings.launch != Launch::Shell) {
+        Some(exported) => Some((exported.to_string(), Origin::User)),
+        None => master(Origin::Site),
+    }
 }
 
 /// The port the user exported; `None` where an option chooses it.
@@ -185,7 +212,7 @@ pub fn given_host(settings: &Settings, environment: &Environment) -> Option<(Str
 /// # Errors
 /// When no rank could listen on it.
 pub fn given_port(settings: &Settings, environment: &Environment) -> Result<Option<u16>, RendezvousError> {
-    if settings.launch == Launch::Shell || settings.port.is_some() || settings.ports.is_some() {
+    if settings.launch == Launch::Shell || asked(settings, &["port", "ports"]) {
         return Ok(None);
     }
     let Some(value) = Marks::of(environment).users(environment, "MASTER_PORT") else {
@@ -196,17 +223,12 @@ pub fn given_port(settings: &Settings, environment: &Environment) -> Result<Opti
 
 /// Options stand above exported variables; one that is passed over is told.
 fn tell_passed_over(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: &Marks) {
-    let first = |options: &[(&'static str, bool)]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);
-    let host = [
-        ("master=", settings.master.is_some()),
-        ("suffix=", settings.suffix.is_some()),
-        ("iface=", settings.iface.is_some()),
-    ];
-    let port = [("port=", settings.port.is_some()), ("ports=", settings.ports.is_some())];
-    for (name, option) in [("MASTER_ADDR", first(&host)), ("MASTER_PORT", first(&port))] {
+    let options = [("MASTER_ADDR", &["master", "suffix", "iface"][..]), ("MASTER_PORT", &["port", "ports"])];
+    for (name, options) in options {
+        let option = options.iter().find(|option| asked(settings, &[option]));
         if let (Some(value), Some(option)) = (marks.users(facts.users(), name), option) {
-            let message = format!("{name}={} of the environment gives way to {option}", printable(value));
-            plan.inform("variable-passed-over", message, format!("leave out {option} to have it"));
+            let message = format!("{name}={} of the environment gives way to {option}=", printable(value));
+            plan.inform("variable-passed-over", message, format!("leave out {option}= to have it"));
         }
     }
 }
@@ -323,6 +345,7 @@ fn choose(
     if let Some((host, origin)) = given_host(settings, environment) {
         let why = match origin {
             Origin::Option => "master=",
+            Origin::Site => "master of the site file",
             _ => "yours, kept",
         };
         return Ok(Choice { host, origin, why });
@@ -336,8 +359,11 @@ fn choose(
     let mut choice = Choice { host: String::new(), origin: Origin::Step, why: "the host of global rank 0" };
     if let Some(suffix) = &settings.suffix {
         host.push_str(suffix);
-        choice.origin = Origin::Option;
-        choice.why = "the host of global rank 0, with suffix=";
+        choice.origin = origin(settings, "suffix");
+        choice.why = match choice.origin {
+            Origin::Site => "the host of global rank 0, with suffix of the site file",
+            _ => "the host of global rank 0, with suffix=",
+        };
     }
     choice.host = host;
     Ok(choice)
@@ -388,7 +414,7 @@ fn settle_host(facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(Str
         return Err(RendezvousError::Elsewhere { node: step.node.clone(), host: host.clone() });
     }
     if let Some(iface) = &settings.iface {
-        return on_interface(facts, iface, &choice.host);
+        return on_interface(facts, iface, origin(settings, "iface"), &choice.host);
     }
     let fallback = |why: &str| -> Result<(String, Origin, String), RendezvousError> {
         if let (Some(address), None) = (&facts.rank0.address, &settings.suffix) {
@@ -408,7 +434,10 @@ fn settle_host(facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(Str
                 from: format!("suffix={}: {}", settings.suffix.as_deref().unwrap_or_default(), choice.host),
                 node: looked_up_on(facts),
                 why: why.into(),
-                cure: "leave out suffix=",
+                cure: match choice.origin {
+                    Origin::Site => "have the cluster's admins take suffix out of the site file",
+                    _ => "leave out suffix=",
+                },
             });
         }
         Err(RendezvousError::NoAddress { host: choice.host.clone(), node: looked_up_on(facts), why: why.into() })
@@ -444,19 +473,25 @@ fn known_nodes(step: &Step) -> Vec<String> {
 /// Rank 0's address in the network of `iface`, found without asking rank 0: the
 /// one of its resolved addresses, or else Slurm's, that this node's `iface`
 /// reaches.
-fn on_interface(facts: &Facts, iface: &str, host: &str) -> Result<(String, Origin, String), RendezvousError> {
+fn on_interface(
+    facts: &Facts,
+    iface: &str,
+    origin: Origin,
+    host: &str,
+) -> Result<(String, Origin, String), RendezvousError> {
     let node = &facts.step.node;
     let own: Vec<_> = facts.interfaces.iter().filter(|interface| interface.name == iface).collect();
     let why = format!("iface=: rank 0's address on the network of {iface}");
     if facts.interfaces.is_empty() {
         // A plan for another machine: its interfaces are not to be seen here.
-        return Ok((host.to_string(), Origin::Option, format!("{why}, known on the nodes only")));
+        return Ok((host.to_string(), origin, format!("{why}, known on the nodes only")));
     }
     if own.is_empty() {
         let mut has: Vec<&str> = facts.interfaces.iter().map(|interface| interface.name.as_str()).collect();
         has.sort_unstable();
         has.dedup();
-        return Err(RendezvousError::NoInterface { iface: iface.into(), node: node.clone(), has: has.join(", ") });
+        let iface = if origin == Origin::Site { format!("{iface} of the site file") } else { iface.into() };
+        return Err(RendezvousError::NoInterface { iface, node: node.clone(), has: has.join(", ") });
     }
     // Link-local addresses are the same network everywhere and need a zone.
     let several = facts.step.nodes() > 1;
@@ -468,7 +503,7 @@ fn on_interface(facts: &Facts, iface: &str, host: &str) -> Result<(String, Origi
     if node == host
         && let Some(interface) = own.iter().find(|interface| usable(&interface.address))
     {
-        return Ok((interface.address.to_string(), Origin::Option, why));
+        return Ok((interface.address.to_string(), origin, why));
     }
     let resolved: &[IpAddr] = match facts.resolution {
         Resolution::Found(addresses) => addresses,
@@ -479,7 +514,7 @@ fn on_interface(facts: &Facts, iface: &str, host: &str) -> Result<(String, Origi
         usable(candidate) && own.iter().any(|interface| usable(&interface.address) && interface.reaches(*candidate))
     });
     match reached {
-        Some(address) => Ok((address.to_string(), Origin::Option, why)),
+        Some(address) => Ok((address.to_string(), origin, why)),
         None => Err(RendezvousError::NotOnNetwork {
             iface: iface.into(),
             host: host.into(),
@@ -494,16 +529,16 @@ fn settle_port(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: &Mark
     let exported = given_port(settings, facts.users());
     let range = settings.ports.unwrap_or(DEFAULT_PORTS);
     let (ports, origin, why) = match (settings.port, exported) {
-        (Some(port), _) => (vec![port], Origin::Option, "port=".to_string()),
-        (None, Err(error)) => return Err(error),
-        (None, Ok(Some(port))) => (vec![port], Origin::User, "yours, kept".to_string()),
+        (_, Err(error)) => return Err(error),
+        (_, Ok(Some(port))) => (vec![port], Origin::User, "yours, kept".to_string()),
+        (Some(port), Ok(None)) => (vec![port], origin(settings, "port"), named(settings, "port")),
         (None, Ok(None)) => {
             let of_this_step = marks.of_this_step(facts.users(), step, "MASTER_PORT");
             let kept = facts.users().get("MASTER_PORT").and_then(|port| port.parse().ok());
             match kept.filter(|_| of_this_step) {
                 Some(port) => (vec![port], Origin::Step, "as set when this step started".to_string()),
                 None => {
-                    let origin = if settings.ports.is_some() { Origin::Option } else { Origin::Step };
+                    let origin = if settings.ports.is_some() { origin(settings, "ports") } else { Origin::Step };
                     let why = match range.len() - 1 {
                         0 => format!("the only one of {range}"),
                         others => {

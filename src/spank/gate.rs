@@ -19,7 +19,18 @@ const CLOSED: usize = 1;
 const SPOKEN: usize = 2;
 /// Not zero: a rank has said who is missing.
 const MISSED: usize = 3;
-const HEADER: usize = 4;
+/// What the first rank that refused has said.
+const REFUSAL: usize = 4;
+/// What the first rank that has a plan says of it.
+const SUMMARY: usize = REFUSAL + NOTE_WORDS;
+const HEADER: usize = SUMMARY + NOTE_WORDS;
+
+/// A note: its state, its length in bytes, and its text.
+const NOTE_TEXT: usize = 512;
+const NOTE_WORDS: usize = 2 + NOTE_TEXT / 4;
+/// The states of a note. It stays in the first where its writer was killed.
+const WRITING: u32 = 1;
+const WRITTEN: u32 = 2;
 
 /// A slot's states.
 const ARRIVED: u32 = 1;
@@ -75,6 +86,58 @@ impl Gate {
     /// Whether this caller is the one to say why the gate closes: true once.
     pub fn speaks_first(&self) -> bool {
         self.word(SPOKEN).swap(1, Ordering::AcqRel) == 0
+    }
+
+    /// Keeps, for slurmstepd's log, why the gate closes. The first text counts.
+    pub fn keep_refusal(&self, text: &str) {
+        self.write_note(REFUSAL, text);
+    }
+
+    /// The text that was kept.
+    pub fn refusal(&self) -> Option<String> {
+        self.read_note(REFUSAL)
+    }
+
+    /// Keeps, for slurmstepd's log, what the node's ranks are. The first text counts.
+    pub fn keep_summary(&self, text: &str) {
+        self.write_note(SUMMARY, text);
+    }
+
+    /// The text that was kept.
+    pub fn summary(&self) -> Option<String> {
+        self.read_note(SUMMARY)
+    }
+
+    fn write_note(&self, at: usize, text: &str) {
+        let state = self.word(at);
+        if state.compare_exchange(0, WRITING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return;
+        }
+        let mut end = text.len().min(NOTE_TEXT);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let words = self.words.all()[at + 2..].iter();
+        for (word, bytes) in words.zip(text.as_bytes()[..end].chunks(4)) {
+            let mut four = [0; 4];
+            four[..bytes.len()].copy_from_slice(bytes);
+            word.store(u32::from_ne_bytes(four), Ordering::Relaxed);
+        }
+        self.word(at + 1).store(u32::try_from(end).unwrap_or(0), Ordering::Relaxed);
+        state.store(WRITTEN, Ordering::Release);
+    }
+
+    /// One line, whatever the memory holds.
+    fn read_note(&self, at: usize) -> Option<String> {
+        if self.word(at).load(Ordering::Acquire) != WRITTEN {
+            return None;
+        }
+        let length = (self.word(at + 1).load(Ordering::Relaxed) as usize).min(NOTE_TEXT);
+        let words = &self.words.all()[at + 2..at + NOTE_WORDS];
+        let bytes = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
+        let bytes: Vec<u8> = bytes.take(length).collect();
+        let text = String::from_utf8_lossy(&bytes);
+        Some(text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_string())
     }
 
     /// Stops every rank of the node that has not passed.
@@ -213,6 +276,42 @@ mod tests {
         gate.gone(7);
         assert_eq!(gate.pass(7, LONG), Outcome::Open);
         assert!(Gate::new(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn the_first_note_counts_and_is_one_bounded_line() {
+        let gate = Gate::new(1).unwrap();
+        assert_eq!((gate.refusal(), gate.summary()), (None, None));
+        gate.keep_refusal("port 0\nis\u{1b}[31m none\n");
+        gate.keep_refusal("another");
+        assert_eq!(gate.refusal().as_deref(), Some("port 0 is [31m none"));
+        gate.keep_summary(&"ä".repeat(NOTE_TEXT));
+        assert_eq!(gate.summary(), Some("ä".repeat(NOTE_TEXT / 2)));
+        // Beside them nothing changed.
+        assert_eq!(gate.pass(0, LONG), Outcome::Open);
+    }
+
+    #[test]
+    fn a_writer_that_was_killed_and_wild_memory_are_no_note_and_no_crash() {
+        let gate = Gate::new(1).unwrap();
+        gate.word(REFUSAL).store(WRITING, Ordering::Relaxed);
+        assert_eq!(gate.refusal(), None);
+        for word in &gate.words.all()[REFUSAL..HEADER] {
+            word.store(u32::MAX, Ordering::Relaxed);
+        }
+        gate.word(REFUSAL).store(WRITTEN, Ordering::Relaxed);
+        assert_eq!(gate.refusal().map(|text| text.chars().count()), Some(NOTE_TEXT));
+    }
+
+    #[test]
+    fn a_note_comes_from_another_process() {
+        let gate = Gate::new(1).unwrap();
+        crate::system::child::run(LONG, || {
+            gate.keep_refusal("said there");
+            b"done".to_vec()
+        })
+        .unwrap();
+        assert_eq!(gate.refusal().as_deref(), Some("said there"));
     }
 
     #[test]

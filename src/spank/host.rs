@@ -210,6 +210,12 @@ impl Handle {
         unsafe { self.item("S_JOB_TOTAL_TASK_COUNT", ffi::S_JOB_TOTAL_TASK_COUNT, 0u32) }
     }
 
+    /// S_JOB_UID: whose job it is.
+    pub fn user_id(self) -> Result<u32, SpankError> {
+        // SAFETY: uid_t *, which is uint32_t * on Linux.
+        unsafe { self.item("S_JOB_UID", ffi::S_JOB_UID, 0u32) }
+    }
+
     #[cfg(feature = "fault-injection")]
     /// S_JOB_NODEID: this node's index in the step.
     pub fn node_index(self) -> Result<u32, SpankError> {

@@ -174,12 +174,12 @@ fn dispatch(hook: Hook, context: Context, handle: Handle, arguments: Arguments) 
         (Context::Local, Hook::Init) => srun::init(handle),
         (Context::Allocator | Context::Remote | Context::Slurmd, Hook::Init) => srun::register(handle),
         (Context::Local, Hook::InitPostOpt) => srun::init_post_opt(arguments),
-        (Context::Allocator, Hook::InitPostOpt) => srun::allocator_init_post_opt(),
+        (Context::Allocator, Hook::InitPostOpt) => srun::allocator_init_post_opt(arguments),
         (Context::Local, Hook::LocalUserInit) => srun::local_user_init(handle),
         (Context::Remote, Hook::UserInit) => slurmstepd::user_init(handle, arguments),
         (Context::Remote, Hook::TaskInit) => task::task_init(handle),
         (Context::Remote, Hook::TaskExit) => slurmstepd::task_exit(handle),
-        (Context::Remote, Hook::Exit) => slurmstepd::exit(),
+        (Context::Remote, Hook::Exit) => slurmstepd::exit(handle),
         (Context::Local | Context::Allocator, Hook::Exit) => {
             srun::exit();
             Ok(())
@@ -217,7 +217,12 @@ fn failed(hook: Hook, context: Context, handle: Handle, failure: &Failure) {
             task::refuse(&kept::first().unwrap_or_else(|| line(hook, failure)))
         }
         (Context::Remote, Hook::TaskExit | Hook::Exit) if slurmstepd::active() => {
-            host::log(line(hook, failure).trim_end())
+            let line = line(hook, failure);
+            host::log(line.trim_end());
+            slurmstepd::remember_fault(&line);
+            if hook == Hook::Exit {
+                slurmstepd::report(handle);
+            }
         }
         (Context::Local, Hook::Exit) if srun::flag_given() => crate::system::output::to_stderr(&line(hook, failure)),
         _ => {}

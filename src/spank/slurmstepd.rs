@@ -7,12 +7,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::gate::Gate;
-use super::host::Handle;
-use super::kept::lock;
+use super::host::{Handle, SpankError};
+use super::kept::{self, lock};
 use super::{Arguments, Failure, task};
-use crate::config::Plugstack;
+use crate::config::site::{self, Site, SiteError};
+use crate::config::{LogLevel, Plugstack};
 use crate::facts::container::Place;
 use crate::facts::{Environment, NodeFacts};
+use crate::system::{child, log};
+
+/// The longest line for the log, in characters.
+const LONGEST_LINE: usize = 1500;
+
+/// How long a site file that plugstack.conf names may take.
+const SITE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the tasks need of their node; forked tasks inherit it.
 #[derive(Debug, Default)]
@@ -29,9 +37,13 @@ pub struct Node {
     pub outside: Option<Place>,
     /// The worker that plugstack.conf names.
     pub worker: Option<String>,
+    /// The node's site file.
+    pub site: Option<Site>,
 }
 
 static NODE: Mutex<Option<Node>> = Mutex::new(None);
+/// The first failure of a hook after the tasks' start.
+static FAULT: Mutex<Option<String>> = Mutex::new(None);
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 
 /// Whether this step has the flag.
@@ -82,7 +94,31 @@ pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
         node.outside = Some(Place::here());
         node.worker = plugstack.worker;
     }
+    let site = read_site(plugstack.config).map_err(|error| Failure::Refused(error.to_string()))?;
+    if let Some(node) = lock(&NODE).as_mut() {
+        node.site = site;
+    }
     Ok(())
+}
+
+/// The usual file lies on the node itself; one that the admin names may lie on a
+/// file server that does not answer.
+fn read_site(config: Option<String>) -> Result<Option<Site>, SiteError> {
+    let Some(file) = config else {
+        return Site::named_or_usual(None);
+    };
+    let answer = child::run(SITE_PATIENCE, || match site::load(&file) {
+        Ok(Some(text)) => format!("+{text}").into_bytes(),
+        Ok(None) => b"-".to_vec(),
+        Err(error) => format!("!{}", error.why()).into_bytes(),
+    });
+    let answer = answer.map_err(|error| SiteError::of_file(&file, format!("cannot be read: {error}")))?;
+    let answer = String::from_utf8_lossy(&answer);
+    match (answer.get(..1), answer.get(1..)) {
+        (Some("+"), Some(text)) => Site::parse(&file, text).map(Some),
+        (Some("!"), Some(why)) => Err(SiteError::of_file(&file, why)),
+        _ => Err(SiteError::missing(&file)),
+    }
 }
 
 /// As root, when a task has ended.
@@ -100,9 +136,78 @@ pub fn task_exit(handle: Handle) -> Result<(), Failure> {
 }
 
 /// As root, when the step has ended.
-pub fn exit() -> Result<(), Failure> {
+pub fn exit(handle: Handle) -> Result<(), Failure> {
     if active() {
+        report(handle);
         *lock(&NODE) = None;
     }
     Ok(())
+}
+
+/// Keeps a fault of a hook that can no longer stop anything, for the log.
+pub fn remember_fault(line: &str) {
+    lock(&FAULT).get_or_insert_with(|| line.to_string());
+}
+
+/// Writes the step's line to the node's log, as far as the site file wants one.
+pub fn report(handle: Handle) {
+    // Once: a second line of plugstack.conf calls us again.
+    ACTIVE.store(false, Ordering::Relaxed);
+    let fault = lock(&FAULT).take();
+    let line = with_node(|node| {
+        let gate = node.and_then(|node| node.gate.as_ref());
+        let refusal = gate.and_then(Gate::refusal).or_else(kept::first);
+        let level = node.and_then(|node| node.site.as_ref()).map(Site::log).unwrap_or_default();
+        let bad = refusal.is_some() || fault.is_some();
+        let wanted = match level {
+            LogLevel::Off => false,
+            LogLevel::Error => bad,
+            LogLevel::Info | LogLevel::Debug => true,
+        };
+        wanted.then(|| (bad, step_line(handle, node, level, refusal, fault)))
+    });
+    if let Some((bad, line)) = line {
+        log::write(bad, &line);
+    }
+}
+
+/// What happened to the step on this node.
+fn step_line(
+    handle: Handle,
+    node: Option<&Node>,
+    level: LogLevel,
+    refusal: Option<String>,
+    fault: Option<String>,
+) -> String {
+    let number = |item: Result<u32, SpankError>| item.map_or_else(|_| "?".into(), |number| number.to_string());
+    let mut line = format!(
+        "job={} step={} uid={} ranks={}/{}",
+        number(handle.job_id()),
+        number(handle.step_id()),
+        number(handle.user_id()),
+        number(handle.local_tasks()),
+        number(handle.tasks()),
+    );
+    if let Some(summary) = node.and_then(|node| node.gate.as_ref()).and_then(Gate::summary) {
+        line.push(' ');
+        line.push_str(&summary);
+    }
+    if let Some(node) = node.filter(|_| level == LogLevel::Debug) {
+        let facts = &node.facts;
+        line.push_str(&format!(" gpus={}", facts.gpu_models.len()));
+        if let Some(model) = facts.gpu_models.first() {
+            line.push_str(&format!(" gpu_model={model:?}"));
+        }
+        if let Some((low, high)) = facts.ephemeral_ports {
+            line.push_str(&format!(" ephemeral_ports={low}-{high}"));
+        }
+        line.push_str(&format!(" unknown={:?}", facts.unknown));
+    }
+    for (what, text) in [("refused", refusal), ("fault", fault)] {
+        if let Some(text) = text {
+            let text = text.trim().trim_start_matches("palingenesis: error: ");
+            line.push_str(&format!(" {what}: {text}"));
+        }
+    }
+    line.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_LINE).collect()
 }

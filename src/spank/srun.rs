@@ -12,10 +12,11 @@ use super::host::{self, CommandLineOption, Handle, Layout};
 use super::kept::{self, lock};
 use super::{Arguments, Failure};
 use crate::EXIT_REFUSED;
+use crate::config::site::Site;
 use crate::config::{self, FLAG_VARIABLE, Given, Plugstack, Settings};
 use crate::facts::network::{PATIENCE, Resolution, resolve};
 use crate::facts::step::FIRST_SPECIAL_STEP;
-use crate::facts::{Environment, container, hostlist};
+use crate::facts::{Environment, User, container, hostlist};
 use crate::plan::rendezvous::{check_given_host, given_host, given_port, unresolvable};
 use crate::plan::worker;
 use crate::system::output::{stdin_is_terminal, to_stderr, to_stdout};
@@ -176,15 +177,38 @@ fn forget_terminal() {
     }
 }
 
-fn settings(environment: &Environment) -> Result<Option<Settings>, Failure> {
+/// The user's settings; `None` without the flag and with `off`.
+fn settings(environment: &Environment, site: Option<&Site>) -> Result<Option<Settings>, Failure> {
     let given = lock(&GIVEN).clone();
     let cache = lock(&CACHE_GIVEN).clone();
-    let given = Given { option: given.as_deref(), cache: cache.as_deref(), site_profiles: &[] };
+    let profiles = site.map(Site::profile_names).unwrap_or_default();
+    let given = Given { option: given.as_deref(), cache: cache.as_deref(), site_profiles: &profiles };
     let settings = config::resolve(given, environment).map_err(refused)?;
     if settings.as_ref().is_some_and(|settings| settings.help) {
         help();
     }
     Ok(settings.filter(|settings| !settings.off))
+}
+
+/// This host's site file, with the flag only: `off` helps where the file is at
+/// fault, too.
+fn site(arguments: Arguments) -> Result<Option<Site>, Failure> {
+    if !flag_given() {
+        return Ok(None);
+    }
+    let plugstack = Plugstack::parse(arguments.iter()).map_err(refused)?;
+    Site::named_or_usual(plugstack.config.as_deref()).map_err(refused)
+}
+
+/// The settings that the checks of this process go by.
+fn merged(settings: &Settings, site: Option<&Site>, environment: &Environment) -> Settings {
+    match site {
+        // Neither the nodes nor, but inside a job, the partition is known yet.
+        Some(site) => {
+            site.view(environment.get("SLURM_JOB_PARTITION"), None, &User::of_process(environment)).under(settings)
+        }
+        None => settings.clone(),
+    }
 }
 
 fn refused(error: impl std::error::Error) -> Failure {
@@ -216,7 +240,8 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
         return Ok(());
     }
     let environment = Environment::of_process();
-    let Some(settings) = settings(&environment)? else {
+    let site = site(arguments)?;
+    let Some(given) = settings(&environment, site.as_ref())? else {
         // `srun --palingenesis a : --palingenesis=off b`: the last word counts.
         if lock(&GIVEN).is_some() {
             forget_handed_over();
@@ -228,7 +253,7 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     if let Some(line) = kept::first() {
         refuse(&line);
     }
-    Plugstack::parse(arguments.iter()).map_err(refused)?;
+    let settings = merged(&given, site.as_ref(), &environment);
     let exported = exported(&environment);
     given_port(&settings, &exported).map_err(refused)?;
     if let Some((host, origin)) = given_host(&settings, &exported) {
@@ -249,7 +274,8 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     if let Some(kept) = container::asked(&environment) {
         hand_over(CONTAINER, &kept.join(","));
     }
-    hand_over(SPEC, &settings.to_string());
+    // The user's own: each node adds what its site file has.
+    hand_over(SPEC, &given.to_string());
     *lock(&SETTINGS) = Some(settings);
     Ok(())
 }
@@ -261,17 +287,25 @@ fn het() -> bool {
 
 /// sbatch, salloc: only the option's grammar; the script may still change its
 /// environment.
-pub fn allocator_init_post_opt() -> Result<(), Failure> {
+pub fn allocator_init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     if nothing_to_do() {
         return Ok(());
     }
     let given = lock(&GIVEN).clone();
     if given.is_some() {
-        let settings = settings(&Environment::default())?;
+        let site = site(arguments)?;
+        let settings = settings(&Environment::default(), site.as_ref())?;
         if let Some(line) = kept::first().filter(|_| settings.is_some()) {
             refuse(&line);
         }
-    } else if let Err(error) = config::resolve(Given::default(), &Environment::of_process()) {
+        return Ok(());
+    }
+    let environment = Environment::of_process();
+    let outcome = site(arguments).and_then(|site| {
+        let profiles = site.as_ref().map(Site::profile_names).unwrap_or_default();
+        config::resolve(Given { site_profiles: &profiles, ..Given::default() }, &environment).map_err(refused)
+    });
+    if let Err(Failure::Refused(error)) = outcome {
         to_stderr(&format!("palingenesis: warning: srun in this job will refuse: {error}\n"));
     }
     Ok(())

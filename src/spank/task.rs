@@ -14,13 +14,14 @@ use super::{Failure, kept};
 use crate::EXIT_REFUSED;
 use crate::act::environment::{TaskEnvironment, apply};
 use crate::act::launch::start;
+use crate::config::site::SiteView;
 use crate::config::{self, Settings, Source};
 use crate::facts::container::{self, Place};
 use crate::facts::network::Network;
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::Container;
-use crate::facts::{Environment, Rank0, StartFacts, Step, TaskFacts, program};
-use crate::plan::{self, Facts, Plan, rendezvous, worker};
+use crate::facts::{Environment, Rank0, StartFacts, Step, TaskFacts, User, program};
+use crate::plan::{self, Facts, Plan, fabric, launch, rendezvous, worker};
 use crate::report;
 use crate::system::output::{exit_now, to_stderr};
 
@@ -81,7 +82,9 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     if let Some(line) = handed(REFUSAL) {
         refuse_for_the_step(&environment, handed(HET).is_some(), &line);
     }
-    let settings = Settings::parse(&handed(SPEC).unwrap_or_default(), Source::Option).map_err(refused)?;
+    // srun's site file knew every profile in it; plan() says where this node's does not.
+    let spec = handed(SPEC).unwrap_or_default();
+    let settings = Settings::parse_with(&spec, Source::Option, &config::profiles_in(&spec)).map_err(refused)?;
     let mut step = Step::from_environment(&environment).map_err(refused)?;
     step.het = handed(HET).is_some();
     step.terminal = handed(TERMINAL).is_some();
@@ -95,11 +98,11 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
         }
         environment.set(config::MARKS, marks);
     }
-    let plan = make_plan(handle, &settings, &step, &environment, &rank0, &task, submitted.as_ref())?;
+    let (plan, show) = make_plan(handle, &settings, &step, &environment, &rank0, &task, submitted.as_ref())?;
     apply(&plan, &mut handle)?;
     start(&plan, &mut handle)?;
     if step.rank == 0 {
-        tell(&plan, settings.show);
+        tell(&plan, show);
     }
     with_node(|node| {
         if let Some((gate, mut limit)) = node.and_then(|node| Some((node.gate.as_ref()?, node.limit))) {
@@ -130,15 +133,27 @@ fn surroundings(asked: Option<&str>) -> (TaskFacts, Option<Environment>) {
     (TaskFacts { container, container_keeps, ..TaskFacts::default() }, submitted)
 }
 
+/// What the node's site file says of this step.
+fn site_view(step: &Step, environment: &Environment) -> Option<SiteView> {
+    let partition = environment.get("SLURM_JOB_PARTITION");
+    let user = User::of_process(environment);
+    with_node(|node| Some(node?.site.as_ref()?.view(partition, Some(&step.node), &user)))
+}
+
+/// The plan, and whether it is to be shown.
 fn make_plan(
     handle: Handle,
-    settings: &Settings,
+    spec: &Settings,
     step: &Step,
     environment: &Environment,
     rank0: &Rank0,
     task: &TaskFacts,
     submitted: Option<&Environment>,
-) -> Result<Plan, Failure> {
+) -> Result<(Plan, bool), Failure> {
+    // As submitted: a container's image may have other words for partition and user.
+    let site = site_view(step, submitted.unwrap_or(environment));
+    let merged = site.as_ref().map(|site| site.under(spec));
+    let settings = merged.as_ref().unwrap_or(spec);
     // A multi-prog step's argv is its file: no command to look at, none needed.
     let command = handle.command().unwrap_or_default();
     let names = rendezvous::wanted(step, &command, submitted.unwrap_or(environment), settings, rank0);
@@ -154,9 +169,30 @@ fn make_plan(
         interfaces: &network.interfaces,
         task: &task,
         submitted,
+        site: site.as_ref(),
         ..Facts::new(step, environment)
     };
-    plan::plan(&facts, settings).map_err(refused)
+    let plan = plan::plan(&facts, spec);
+    with_node(|node| {
+        if let Some(gate) = node.and_then(|node| node.gate.as_ref()) {
+            gate.keep_summary(&summary(&facts, settings, plan.as_ref().ok()));
+        }
+    });
+    Ok((plan.map_err(refused)?, settings.show))
+}
+
+/// What slurmstepd's log says of the node's ranks; of their plan, where there is one.
+fn summary(facts: &Facts, settings: &Settings, plan: Option<&Plan>) -> String {
+    let step = facts.step;
+    let (shape, profile, fabric) = match plan {
+        Some(plan) => (plan.step.shape, plan.step.profile.as_str(), plan.step.fabric),
+        None => (
+            launch::shape(settings, facts.command, step.pty, step.terminal, step.one_task_on_each_node()),
+            settings.profile_name(),
+            fabric::fabric(facts, settings).0.name(),
+        ),
+    };
+    format!("node={} shape={} profile={profile} fabric={fabric}", step.node, shape.name())
 }
 
 /// What the task finds of palingenesis-worker, where that is to be started.
@@ -201,6 +237,7 @@ pub fn refuse(line: &str) {
     with_node(|node| match node.and_then(|node| node.gate.as_ref()) {
         Some(gate) => {
             if gate.speaks_first() {
+                gate.keep_refusal(line);
                 to_stderr(line);
             }
             gate.close();
@@ -214,6 +251,11 @@ pub fn refuse(line: &str) {
 /// it may have reached the tasks of one component only: a rank of each node does.
 fn refuse_for_the_step(environment: &Environment, het: bool, line: &str) -> ! {
     let number = |name| environment.get(name);
+    with_node(|node| {
+        if let Some(gate) = node.and_then(|node| node.gate.as_ref()) {
+            gate.keep_refusal(line);
+        }
+    });
     if number("SLURM_PROCID") == Some("0") || (het && number("SLURM_LOCALID") == Some("0")) {
         to_stderr(&format!("{line}\n"));
     }

@@ -18,8 +18,9 @@ pub enum ChildError {
     Io(#[from] io::Error),
 }
 
-/// An answer may not be longer than a pipe holds, so that the child never waits.
-const ANSWER_MAX: usize = 16 * 1024;
+/// The longest answer. One that a pipe does not hold is read while the child
+/// writes.
+const ANSWER_MAX: usize = 512 * 1024;
 
 /// How long the end of a child is waited for.
 const REAP: Duration = Duration::from_secs(1);
@@ -102,7 +103,7 @@ fn read_until(reader: &OwnedFd, end: Instant) -> io::Result<Vec<u8>> {
             }
             _ => {}
         }
-        let mut buffer = [0u8; 4096];
+        let mut buffer = [0u8; 16 * 1024];
         // SAFETY: the buffer is ours and as long as we say.
         let read = unsafe { libc::read(reader.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
         match usize::try_from(read) {
@@ -147,6 +148,12 @@ mod tests {
     #[test]
     fn an_answer_comes_back() {
         assert_eq!(run(Duration::from_secs(10), || b"yes".to_vec()).unwrap(), b"yes");
+    }
+
+    #[test]
+    fn an_answer_longer_than_a_pipe_comes_back_whole() {
+        let long: Vec<u8> = (0..300_000u32).map(|number| number as u8).collect();
+        assert!(run(Duration::from_secs(10), || long.clone()).unwrap() == long);
     }
 
     #[test]

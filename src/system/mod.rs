@@ -5,7 +5,9 @@
 pub mod access;
 pub mod child;
 pub mod interfaces;
+pub mod log;
 pub mod output;
 pub mod resolver;
 pub mod shared;
+pub mod user;
 pub mod variables;
