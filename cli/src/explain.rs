@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use palingenesis::config;
 use palingenesis::facts::network::Network;
-use palingenesis::facts::{Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, program};
-use palingenesis::plan::{self, Facts, catalog, rendezvous, worker};
+use palingenesis::facts::{
+    Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, directories, program,
+};
+use palingenesis::plan::{self, Facts, caches, catalog, rendezvous, worker};
 use palingenesis::report;
 
 use crate::{print, tell};
@@ -134,7 +136,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         interfaces: &network.interfaces,
         ..Facts::new(&step, &environment)
     };
-    let plan = plan::plan(&facts, &settings)?;
+    // Looked at, not made; the directories of a described step are elsewhere.
+    let directories = match &arguments.nodelist {
+        Some(_) => Vec::new(),
+        None => directories::look(&caches::wanted(&facts, &settings, &directories::here())),
+    };
+    let task = TaskFacts { directories, ..facts.task.clone() };
+    let plan = plan::plan(&Facts { task: &task, ..facts }, &settings)?;
     if arguments.json { print(&(report::json(&plan)? + "\n")) } else { print(&report::table(&plan)) }
 }
 

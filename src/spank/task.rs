@@ -12,15 +12,17 @@ use super::slurmstepd::{Node, with_node};
 use super::srun::{ADDRESS, CONTAINER, HANDED_OVER, HET, HOST, MARKS, MULTI_PROG, REFUSAL, SPEC, TERMINAL};
 use super::{Failure, kept};
 use crate::EXIT_REFUSED;
+use crate::act::directories;
 use crate::act::environment::{TaskEnvironment, apply};
 use crate::act::launch::start;
 use crate::config::{self, Settings, Source};
 use crate::facts::container::{self, Place};
+use crate::facts::directories::here;
 use crate::facts::network::Network;
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::Container;
 use crate::facts::{Environment, Rank0, StartFacts, Step, TaskFacts, program};
-use crate::plan::{self, Facts, Plan, rendezvous, worker};
+use crate::plan::{self, Facts, Plan, caches, rendezvous, worker};
 use crate::report;
 use crate::system::output::{exit_now, to_stderr};
 
@@ -156,7 +158,9 @@ fn make_plan(
         submitted,
         ..Facts::new(step, environment)
     };
-    plan::plan(&facts, settings).map_err(refused)
+    let task =
+        TaskFacts { directories: directories::make(&caches::wanted(&facts, settings, &here())), ..facts.task.clone() };
+    plan::plan(&Facts { task: &task, ..facts }, settings).map_err(refused)
 }
 
 /// What the task finds of palingenesis-worker, where that is to be started.

@@ -4,6 +4,7 @@
 
 pub mod access;
 pub mod child;
+pub mod folder;
 pub mod interfaces;
 pub mod output;
 pub mod resolver;
