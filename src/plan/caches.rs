@@ -340,3 +340,404 @@ pub(super) const PATHS: &[&str] = &[
     "TORCH_EXTENSIONS_DIR",
     "CUDA_CACHE_PATH",
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Source;
+    use crate::config::site::{SiteVariable, SiteView};
+    use crate::facts::directories::HardLink;
+    use crate::plan::tests::World;
+    use crate::plan::{Plan, Severity};
+
+    fn here() -> Here {
+        Here { user: 1000, folder: Some("/work/job".into()) }
+    }
+
+    fn wants(world: &World, spec: &str) -> Vec<Request> {
+        let facts = Facts {
+            command: &world.command,
+            task: &world.task,
+            submitted: world.submitted.as_ref(),
+            site: world.site.as_ref(),
+            ..Facts::new(&world.step, &world.environment)
+        };
+        wanted(&facts, &Settings::parse(spec, Source::Option).unwrap(), &here())
+    }
+
+    /// The world after its requests were served, each by `found`.
+    fn served(mut world: World, spec: &str, found: impl Fn(&Request) -> Directory) -> World {
+        world.task.directories = wants(&world, spec).iter().map(found).collect();
+        world
+    }
+
+    fn usable(request: &Request) -> Directory {
+        let file_system = Some(FileSystem { name: "lustre".into(), place: Place::Network });
+        let file_system = if request.purpose == Purpose::Shared { file_system } else { Some(FileSystem::of(0xEF53)) };
+        Directory { file_system, free: Some(1 << 40), ..Directory::of(request) }
+    }
+
+    fn broken(request: &Request, what: What) -> Directory {
+        let at = format!("{}/huggingface", request.path());
+        Directory { fault: Some(Fault { at, what }), ..Directory::of(request) }
+    }
+
+    fn left<'a>(plan: &'a Plan, name: &str) -> &'a str {
+        plan.left.iter().find(|note| note.name == name).unwrap_or_else(|| panic!("{name}")).why.as_str()
+    }
+
+    #[test]
+    fn shared_caches_below_one_root_and_compilers_on_the_node() {
+        let world = World::new("n[1-2]", "2(x2)", 1);
+        let requests = wants(&world, "cache=/scratch/me/");
+        let paths: Vec<(String, bool, bool)> = requests.iter().map(|r| (r.path(), r.make_root, r.otherwise)).collect();
+        assert_eq!(paths, [("/scratch/me".into(), true, false), ("/tmp/palingenesis-1000".into(), false, false)]);
+        assert_eq!(requests[0].folders, ["huggingface", "nemo", "torch", "uv"]);
+        assert_eq!(requests[0].link, Some(("uv".into(), "/work/job/.venv".into())));
+        let plan = served(world, "cache=/scratch/me/", usable).plan("cache=/scratch/me/").unwrap();
+        for (name, value) in [
+            ("HF_HOME", "/scratch/me/huggingface"),
+            ("NEMO_HOME", "/scratch/me/nemo"),
+            ("TORCH_HOME", "/scratch/me/torch"),
+            ("UV_CACHE_DIR", "/scratch/me/uv"),
+            ("TRITON_CACHE_DIR", "/tmp/palingenesis-1000/triton"),
+            ("TORCHINDUCTOR_CACHE_DIR", "/tmp/palingenesis-1000/inductor"),
+            ("TORCH_EXTENSIONS_DIR", "/tmp/palingenesis-1000/torch_extensions"),
+            ("CUDA_CACHE_PATH", "/tmp/palingenesis-1000/cuda"),
+        ] {
+            assert_eq!(plan.value(name), Some(value), "{name}");
+        }
+        let origin = |name: &str| plan.env.iter().find(|variable| variable.name == name).map(|v| v.origin);
+        assert_eq!((origin("HF_HOME"), origin("CUDA_CACHE_PATH")), (Some(Origin::Option), Some(Origin::Step)));
+        assert_eq!(plan.value("XDG_CACHE_HOME"), None);
+        assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
+    }
+
+    #[test]
+    fn without_a_root_shared_caches_stay_and_the_plan_says_where() {
+        let plan = World::new("n[1-2]", "1(x2)", 0).plan("").unwrap();
+        for name in ["HF_HOME", "NEMO_HOME", "TORCH_HOME"] {
+            assert!(left(&plan, name).contains("home directory"), "{}", left(&plan, name));
+            assert!(left(&plan, name).contains("--palingenesis-cache=DIR"));
+        }
+        assert!(["UV_CACHE_DIR", "UV_LINK_MODE"].iter().all(|name| plan.value(name).is_none()));
+        assert!(left(&plan, "TRITON_CACHE_DIR").contains("on the node only"));
+    }
+
+    #[test]
+    fn the_users_values_are_kept_and_no_directory_is_made_for_them() {
+        let own = [("HF_HOME", "/data/hf"), ("UV_CACHE_DIR", "/data/uv"), ("TRITON_CACHE_DIR", "/local/t")];
+        let world = World::new("n1", "1", 0).export(&own);
+        let requests = wants(&world, "cache=/scratch");
+        assert_eq!(requests[0].folders, ["nemo", "torch"]);
+        assert_eq!(requests[0].link, None);
+        assert_eq!(requests[1].folders, ["inductor", "torch_extensions", "cuda"]);
+        let plan = served(world, "cache=/scratch", usable).plan("cache=/scratch").unwrap();
+        for (name, _) in own {
+            assert_eq!(plan.value(name), None, "{name}");
+            assert!(left(&plan, name).starts_with("yours, kept"), "{}", left(&plan, name));
+        }
+        let all = [("HF_HOME", "/a"), ("NEMO_HOME", "/a"), ("TORCH_HOME", "/a"), ("UV_CACHE_DIR", "/a")];
+        let requests = wants(&World::new("n1", "1", 0).export(&all), "cache=/scratch");
+        assert!(requests.iter().all(|request| request.purpose == Purpose::Local), "{requests:?}");
+    }
+
+    #[test]
+    fn the_node_s_root_is_what_was_chosen_else_tmpdir_else_tmp() {
+        let roots = |world: &World, spec: &str| -> Vec<String> {
+            let requests = wants(world, spec).into_iter().filter(|request| request.purpose == Purpose::Local);
+            requests.map(|request| request.root).collect()
+        };
+        let bare = World::new("n1", "1", 0);
+        let with = |tmpdir: &str| World::new("n1", "1", 0).export(&[("TMPDIR", tmpdir)]);
+        assert_eq!(roots(&bare, ""), ["/tmp"]);
+        assert_eq!(roots(&with("/tmp/"), ""), ["/tmp"]);
+        assert_eq!(roots(&with("/local/job7"), ""), ["/local/job7", "/tmp"]);
+        assert_eq!(roots(&with("relative"), ""), ["/tmp"]);
+        assert_eq!(roots(&with(""), ""), ["/tmp"]);
+        assert_eq!(roots(&with("/local/job7"), "local=/raid"), ["/raid"]);
+        let mut site = with("/local/job7");
+        site.site = Some(SiteView {
+            settings: Settings::parse("local=/nvme", Source::Site("palingenesis.toml".into())).unwrap(),
+            ..SiteView::default()
+        });
+        assert_eq!(roots(&site, ""), ["/nvme", "/local/job7", "/tmp"]);
+        assert_eq!(roots(&site, "local=/raid"), ["/raid"]);
+    }
+
+    #[test]
+    fn a_root_that_fails_is_passed_over_with_its_reason() {
+        let world = || World::new("n1", "1", 0).export(&[("TMPDIR", "/local/job7")]);
+        let plan = served(world(), "", |request| match request.root.as_str() {
+            "/local/job7" => broken(request, What::NoSpace),
+            _ => usable(request),
+        });
+        let plan = plan.plan("").unwrap();
+        assert_eq!(plan.value("TRITON_CACHE_DIR"), Some("/tmp/palingenesis-1000/triton"));
+        let why = &plan.env.iter().find(|variable| variable.name == "TRITON_CACHE_DIR").unwrap().why;
+        assert!(why.contains("/local/job7") && why.contains("no space"), "{why}");
+        // None can be used: nothing is set, nothing refused.
+        let plan = served(world(), "", |request| broken(request, What::Link)).plan("").unwrap();
+        assert_eq!(plan.value("TRITON_CACHE_DIR"), None);
+        assert!(left(&plan, "CUDA_CACHE_PATH").contains("symbolic link"));
+        assert!(plan.warnings.is_empty());
+    }
+
+    #[test]
+    fn a_chosen_directory_that_cannot_be_used_is_one_refusal() {
+        for (spec, root) in [("cache=/scratch/me", "/scratch/me"), ("local=/raid/me", "/raid/me")] {
+            for (what, part) in [
+                (What::Missing, "does not exist"),
+                (What::NotDirectory, "is no directory"),
+                (What::Foreign(1001), "belongs to another user (id 1001)"),
+                (What::Denied, "you may not make files in"),
+                (What::ReadOnly, "read-only file system"),
+                (What::NoSpace, "no space is left"),
+                (What::NoInodes, "no inodes are left"),
+                (What::Quota, "quota"),
+                (What::NotSticky(0o777), "mode 0777"),
+                (What::Silent("no answer within 20.0s".into()), "no answer within 20.0s"),
+                (What::Failed("Input/output error".into()), "Input/output error"),
+            ] {
+                let world = served(World::new("n[1-2]", "1(x2)", 1), spec, |request| match request.root == root {
+                    true => broken(request, what.clone()),
+                    false => usable(request),
+                });
+                let refusal = world.refusal(spec);
+                for part in [&format!("{spec} cannot be used on n2: "), part, "; ", "cache-unusable=warn"] {
+                    assert!(refusal.contains(part), "{part}: {refusal}");
+                }
+                let plan = world.plan(&format!("{spec},cache-unusable=warn")).unwrap();
+                let name = if spec.starts_with("cache") { "HF_HOME" } else { "TRITON_CACHE_DIR" };
+                assert_eq!(plan.value(name), None, "a directory that cannot be used is not named");
+                assert_eq!(plan.warnings.len(), 1);
+            }
+        }
+    }
+
+    #[test]
+    fn in_a_container_the_way_out_is_to_mount_it() {
+        for what in [What::Denied, What::ReadOnly, What::NotMounted, What::Missing] {
+            let mut world = World::new("n1", "1", 0);
+            world.task.container = Container::Inside;
+            let requests = wants(&world, "cache=/scratch/me");
+            assert!(requests.iter().all(|request| request.in_container));
+            let world = served(world, "cache=/scratch/me", |request| match request.purpose {
+                Purpose::Shared => broken(request, what.clone()),
+                _ => usable(request),
+            });
+            let refusal = world.refusal("cache=/scratch/me");
+            assert!(refusal.contains("--container-mounts=/scratch/me:/scratch/me"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_site_s_directory_is_a_default_only() {
+        let with_site = |environment: &[(&str, &str)]| {
+            let mut world = World::new("n1", "1", 0).export(environment);
+            world.site = Some(SiteView {
+                settings: Settings::parse("cache=/site/me,local=/nvme", Source::Site("palingenesis.toml".into()))
+                    .unwrap(),
+                env: vec![SiteVariable {
+                    name: "NEMO_HOME".into(),
+                    value: "/site/nemo".into(),
+                    force: false,
+                    place: "palingenesis.toml:3".into(),
+                }],
+                ..SiteView::default()
+            });
+            world
+        };
+        let plan = served(with_site(&[]), "", usable).plan("").unwrap();
+        let set = |plan: &Plan, name: &str| {
+            plan.env.iter().find(|v| v.name == name).map(|v| (v.value.clone(), v.origin)).unwrap()
+        };
+        assert_eq!(set(&plan, "HF_HOME"), ("/site/me/huggingface".into(), Origin::Site));
+        assert_eq!(set(&plan, "TRITON_CACHE_DIR"), ("/nvme/palingenesis-1000/triton".into(), Origin::Site));
+        // The variable that the site names stands above its own cache=, and below the user's.
+        assert_eq!(set(&plan, "NEMO_HOME"), ("/site/nemo".into(), Origin::Site));
+        let plan = served(with_site(&[]), "cache=/mine", usable).plan("cache=/mine").unwrap();
+        assert_eq!(set(&plan, "NEMO_HOME"), ("/mine/nemo".into(), Origin::Option));
+        let plan = served(with_site(&[("HF_HOME", "/own")]), "", usable).plan("").unwrap();
+        assert_eq!(left(&plan, "HF_HOME"), "yours, kept (the site would set /site/me/huggingface)");
+        // A node without the site's directory for compilers is no reason to refuse.
+        let plan = served(with_site(&[]), "", |request| match request.root.as_str() {
+            "/nvme" => broken(request, What::Missing),
+            _ => usable(request),
+        });
+        let plan = plan.plan("").unwrap();
+        assert_eq!(plan.value("TRITON_CACHE_DIR"), Some("/tmp/palingenesis-1000/triton"));
+        assert_eq!(plan.warnings.len(), 1);
+        assert_eq!((plan.warnings[0].id, plan.warnings[0].severity), ("cache-unusable", Severity::Warning));
+    }
+
+    /// <https://github.com/astral-sh/uv/issues/15149>: where links do not work uv
+    /// warns and copies; it is told to copy only where that was seen.
+    #[test]
+    fn uv_is_told_to_copy_where_links_do_not_work() {
+        let linked = |fault: Option<&str>| {
+            let fault = fault.map(String::from);
+            move |request: &Request| Directory {
+                hard_link: request.link.as_ref().map(|(_, to)| HardLink { to: to.clone(), fault: fault.clone() }),
+                ..usable(request)
+            }
+        };
+        let spec = "cache=/scratch";
+        let plan = served(World::new("n1", "1", 0), spec, linked(Some("another file system"))).plan(spec).unwrap();
+        assert_eq!(plan.value("UV_LINK_MODE"), Some("copy"));
+        let plan = served(World::new("n1", "1", 0), spec, linked(None)).plan(spec).unwrap();
+        assert_eq!(plan.value("UV_LINK_MODE"), None);
+        assert!(left(&plan, "UV_LINK_MODE").contains("/work/job/.venv work"));
+        let own = World::new("n1", "1", 0).export(&[("UV_LINK_MODE", "symlink")]);
+        assert_eq!(wants(&own, spec)[0].link, None);
+        let plan = served(own, spec, linked(Some("another file system"))).plan(spec).unwrap();
+        assert_eq!(plan.value("UV_LINK_MODE"), None);
+        // Nothing known of links: nothing said of them.
+        let plan = served(World::new("n1", "1", 0), spec, usable).plan(spec).unwrap();
+        assert!(plan.value("UV_LINK_MODE").is_none() && !plan.left.iter().any(|note| note.name == "UV_LINK_MODE"));
+        let to = |name, value| {
+            let world = World::new("n1", "1", 0).export(&[(name, value)]);
+            wants(&world, spec)[0].link.clone().unwrap().1
+        };
+        assert_eq!(to("UV_PROJECT_ENVIRONMENT", "/envs/a"), "/envs/a");
+        assert_eq!(to("UV_PROJECT_ENVIRONMENT", "env"), "/work/job/env");
+        assert_eq!(to("VIRTUAL_ENV", "/envs/b"), "/envs/b");
+    }
+
+    /// <https://github.com/NVIDIA/pyxis/issues/46>: paths built from a variable
+    /// that became empty.
+    #[test]
+    fn paths_made_from_an_empty_variable_are_refused() {
+        for (name, value, expected) in [
+            ("HF_HOME", "", Some(true)),
+            ("HF_HOME", "/", Some(true)),
+            ("HF_HOME", "//", Some(true)),
+            ("HF_HOME", "//hf", Some(true)),
+            ("HF_HOME", "/HF_HOME", Some(true)),
+            ("HF_HOME", "/HF_HOME/", Some(true)),
+            ("TORCH_HOME", "/TORCH_HOME", Some(true)),
+            ("CUDA_CACHE_PATH", "//nv", Some(true)),
+            ("HF_HOME", "cache/hf", Some(false)),
+            ("TRITON_CACHE_DIR", "./t", Some(false)),
+            ("TRITON_CACHE_DIR", "/scratch/$USER/t", Some(false)),
+            // huggingface_hub replaces variables and ~ itself (constants.py).
+            ("HF_HOME", "$SCRATCH/hf", None),
+            ("HF_HOME", "~/hf", None),
+            ("TORCH_HOME", "~/torch", None),
+            ("TRITON_CACHE_DIR", "~/t", Some(false)),
+            ("HF_HOME", "/hf", None),
+            ("HF_HOME", "/scratch/user1/hf", None),
+        ] {
+            assert_eq!(wrong_path(name, value).map(|(fails, _)| fails), expected, "{name}={value}");
+            let world = World::new("n1", "1", 0).export(&[(name, value)]);
+            match expected {
+                Some(true) => {
+                    let refusal = world.refusal("");
+                    assert!(refusal.contains(&format!("{name}={value}: ")), "{refusal}");
+                    assert!(refusal.contains("empty") && refusal.contains("unset it"), "{refusal}");
+                    assert!(world.plan("cache-path=off").unwrap().warnings.is_empty());
+                }
+                Some(false) => {
+                    let ids: Vec<&str> = world.plan("").unwrap().warnings.iter().map(|w| w.id).collect();
+                    assert_eq!(ids, ["cache-path"], "{name}={value}");
+                }
+                None => assert!(world.plan("").unwrap().warnings.is_empty(), "{name}={value}"),
+            }
+        }
+    }
+
+    /// <https://github.com/pytorch/pytorch/issues/173679>.
+    #[test]
+    fn a_compiler_s_cache_on_a_file_server_is_told_with_several_tasks() {
+        let ids = |tasks: &str, kind: u64, names: &[(&str, &str)]| -> Vec<&'static str> {
+            let world = served(World::new("n1", tasks, 0).export(names), "", |request| Directory {
+                file_system: Some(FileSystem::of(kind)),
+                ..Directory::of(request)
+            });
+            world.plan("").unwrap().warnings.iter().map(|warning| warning.id).collect()
+        };
+        let all = [
+            ("TRITON_CACHE_DIR", "/home/me/.triton"),
+            ("TORCHINDUCTOR_CACHE_DIR", "/home/me/i"),
+            ("TORCH_EXTENSIONS_DIR", "/home/me/e"),
+            ("CUDA_CACHE_PATH", "/home/me/.nv"),
+        ];
+        for kind in [0x6969, 0x0BD0_0BD0, 0x4750_4653, 0x1983_0326, 0x00C3_6400, 0x6573_5546] {
+            assert_eq!(ids("2", kind, &all), ["cache-nfs"; 4], "{kind:x}");
+            assert!(ids("1", kind, &all).is_empty(), "{kind:x}");
+        }
+        for kind in [0xEF53, 0x5846_5342, 0x0102_1994] {
+            assert!(ids("2", kind, &all).is_empty(), "{kind:x}");
+        }
+        let world = World::new("n1", "8", 0).export(&all[..1]);
+        let world = served(world, "", |request| Directory {
+            file_system: Some(FileSystem::of(0x6969)),
+            ..Directory::of(request)
+        });
+        let plan = world.plan("").unwrap();
+        let text = &plan.warnings[0].message;
+        assert!(text.contains("TRITON_CACHE_DIR=/home/me/.triton is on nfs, and 8 tasks"), "{text}");
+    }
+
+    /// <https://github.com/modelscope/ms-swift/issues/4462>: a "shared" directory in
+    /// /tmp. By the file system's type only: that two nodes see two directories
+    /// takes both of them to show.
+    #[test]
+    fn a_shared_cache_on_a_file_system_of_the_node_is_told_with_several_nodes() {
+        let ids = |nodes: &str, kind: u64, name: &str| -> Vec<&'static str> {
+            let world = World::new(nodes, "1", 0).export(&[(name, "/tmp/hf")]);
+            let world = served(world, "", |request| Directory {
+                file_system: Some(FileSystem::of(kind)),
+                ..Directory::of(request)
+            });
+            world.plan("").unwrap().warnings.iter().map(|warning| warning.id).collect()
+        };
+        for name in ["HF_HOME", "NEMO_HOME"] {
+            for kind in [0x0102_1994, 0x5846_5342, 0xEF53, 0x9123_683E, 0x794C_7630] {
+                assert_eq!(ids("n[1-2]", kind, name), ["shared-local"], "{kind:x}");
+                assert!(ids("n1", kind, name).is_empty(), "{kind:x}");
+            }
+            for kind in [0x6969, 0x0BD0_0BD0, 0x6573_5546, 0x1234] {
+                assert!(ids("n[1-2]", kind, name).is_empty(), "{kind:x}");
+            }
+        }
+        // Ours below cache= too; its own default for compilers is no matter.
+        let world = served(World::new("n[1-2]", "1", 0), "cache=/var/tmp/c", |request| Directory {
+            file_system: Some(FileSystem::of(0xEF53)),
+            ..Directory::of(request)
+        });
+        let ids: Vec<_> = world.plan("cache=/var/tmp/c").unwrap().warnings.iter().map(|w| w.id).collect();
+        assert_eq!(ids, ["shared-local"; 2]);
+    }
+
+    #[test]
+    fn little_room_is_told() {
+        let ids = |free: u64| -> Vec<&'static str> {
+            let world = served(World::new("n1", "1", 0), "cache=/c", |request| Directory {
+                free: Some(free),
+                ..Directory::of(request)
+            });
+            world.plan("cache=/c").unwrap().warnings.iter().map(|warning| warning.id).collect()
+        };
+        assert_eq!(ids((1 << 30) - 1), ["cache-space"]);
+        assert!(ids(1 << 30).is_empty());
+    }
+
+    #[test]
+    fn a_step_from_inside_another_takes_no_cache_of_the_outer_one() {
+        let outer = served(World::new("n1", "1", 0), "cache=/c", usable).plan("cache=/c").unwrap();
+        let mut world = World::new("n1", "1", 0);
+        for variable in &outer.env {
+            world.environment.set(&variable.name, &variable.value);
+        }
+        assert_eq!(wants(&world, "cache=/d")[0].folders.len(), 4, "ours, not the user's");
+        let plan = served(world, "cache=/d", usable).plan("cache=/d").unwrap();
+        assert_eq!(plan.value("HF_HOME"), Some("/d/huggingface"));
+        let mut world = World::new("n1", "1", 0);
+        for variable in &outer.env {
+            world.environment.set(&variable.name, &variable.value);
+        }
+        let plan = world.plan("").unwrap();
+        assert!(plan.unset.iter().any(|note| note.name == "UV_CACHE_DIR"), "{:?}", plan.unset);
+    }
+}

@@ -3,7 +3,7 @@
 use crate::facts::directories::{Place, Purpose, What};
 use crate::plan::caches::{MUST_BE_SHARED, PATHS, cure, file_system, must_be_local, on_a_server, words, wrong_path};
 
-use super::{Findings, Phase, Rule, Severity, Subject};
+use super::{Findings, From, Phase, Rule, Severity, Subject};
 
 /// Less room than this is worth a word.
 const LITTLE: u64 = 1 << 30;
@@ -119,14 +119,23 @@ fn cache_nfs(subject: &Subject, findings: &mut Findings) {
     let (Some(task), Some(tasks)) = (subject.task, subject.tasks.filter(|tasks| *tasks > 1)) else { return };
     for name in must_be_local() {
         let Some(value) = subject.values.iter().find(|value| value.name == name) else { continue };
+        let ours = value.from == From::Ours;
+        // What nobody chose was taken for one of the node: FUSE may be that.
+        if ours && subject.settings.local.is_none() {
+            continue;
+        }
         if let Some(found) = file_system(task, &value.value).filter(|found| on_a_server(found)) {
+            let cure = match ours {
+                true => "name a directory of the node with local=, or leave it out".into(),
+                false => format!("unset {name}, and a directory of the node is taken; or name one with local="),
+            };
             findings.warn(
                 format!(
                     "{} is on {}, and {tasks} tasks compile into it: 'Stale file handle', or waiting for a lock",
                     value.shown(),
                     found.name
                 ),
-                format!("unset {name}: a directory of the node is taken then; or local=DIR names one"),
+                cure,
             );
         }
     }
