@@ -85,6 +85,31 @@ impl World {
     }
 }
 
+/// Bash that lets a call of the program fail in its child; its own standard
+/// output is spared.
+fn fails(call: &str, error: &str) -> String {
+    let arguments = match call {
+        "write" => "int fd, const void *b, size_t n",
+        "fsync" => "int fd",
+        "linkat" => "int fd, const char *a, int t, const char *b, int f",
+        _ => "int fd, const char *a, mode_t m",
+    };
+    let other = if call == "write" { "n != 4096 ? syscall(SYS_write, fd, b, n) :" } else { "" };
+    format!(
+        "cat >/mnt/shim.c <<'END'
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+{} {call}({arguments}) {{ return {other} (errno = {error}, -1); }}
+END
+         cc -shared -fPIC -o /mnt/shim.so /mnt/shim.c
+         as() {{ local id=$1; shift; setpriv --reuid $id --regid $id --clear-groups env LD_PRELOAD=/mnt/shim.so \"$@\"; }}",
+        if call == "write" { "ssize_t" } else { "int" }
+    )
+}
+
 fn parse(text: &str) -> Outcome {
     let fields: BTreeMap<&str, &str> = text.split('\t').filter_map(|field| field.split_once('=')).collect();
     let field = |name: &str| fields.get(name).map(|value| value.to_string()).filter(|value| !value.is_empty());
@@ -281,10 +306,22 @@ fn a_directory_that_cannot_be_used_says_where_and_why() {
         (&format!("{}; mkdir -m 777 c/a c/uv; head -c 62k /dev/zero >c/full", tmpfs("size=64k")), "/c", "NoSpace /c"),
         (&format!("{}; touch c/1 c/2 c/3", tmpfs("nr_inodes=4")), "/c", "NoInodes /c"),
         (&format!("{}; touch c/1 c/2", tmpfs("nr_inodes=4")), "/c", "NoInodes /c/a"),
+        // Told when the file is written, or only when a server has to keep it.
+        (&format!("mkdir -m 777 c; {}", fails("write", "ENOSPC")), "/c", "NoSpace /c/a"),
+        (&format!("mkdir -m 777 c; {}", fails("write", "EDQUOT")), "/c", "Quota /c/a"),
+        (&format!("mkdir -m 777 c; {}", fails("fsync", "EDQUOT")), "/c", "Quota /c/a"),
+        (&format!("mkdir -m 777 c; {}", fails("mkdirat", "EDQUOT")), "/c", "Quota /c/a"),
+        (
+            &format!("mkdir -m 777 c; {}", fails("mkdirat", "ESTALE")),
+            "/c",
+            "Failed(\"Stale file handle (os error 116)\") /c/a",
+        ),
     ];
     for (setup, root, expected) in cases {
         let world = World::new(setup);
         assert_eq!(world.fault(&format!("make shared {root}")), expected, "{setup}");
+        let (_, left) = world.run(&format!("make shared {root}"), "find . -name '.palingenesis*'");
+        assert_eq!(left, "", "{setup}: nothing of the trial is left");
     }
 }
 
@@ -350,7 +387,12 @@ fn hard_links_are_tried_between_the_cache_and_the_project() {
     // The environment itself may be elsewhere than the project.
     let elsewhere = "mkdir p/job/.venv; mount -t tmpfs -o mode=777 none p/job/.venv";
     assert_eq!(link(elsewhere, ask).as_deref(), Some("another file system"));
+    // File systems without hard links, and some that refuse them in between.
+    for (error, why) in [("EPERM", "the file system has none"), ("EXDEV", "another mount")] {
+        assert_eq!(link(&fails("linkat", error), ask).as_deref(), Some(why), "{error}");
+    }
     // Where nothing can be tried nothing is known.
+    assert_eq!(link(&fails("linkat", "EIO"), ask).as_deref(), None);
     assert_eq!(link("chown root p/job", ask).as_deref(), None);
     let looking = World::new(&format!("{prepare}\nmount -t tmpfs -o mode=777 none c"));
     assert_eq!(looking.one(&ask.replace("make", "look")).link.as_deref(), Some("another file system"));
