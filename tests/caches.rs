@@ -136,6 +136,7 @@ fn request(line: &str) -> (bool, Request) {
             Some(("link", to)) => request.link = Some(("uv".into(), format!("/mnt/world{to}"))),
             _ if word == "container" => request.in_container = true,
             _ if word == "no-probe" => request.probe = false,
+            _ if word == "chosen" => (request.make_root, request.on_the_node) = (true, false),
             _ if word == "otherwise" => request.otherwise = true,
             _ => panic!("{word}"),
         }
@@ -333,7 +334,10 @@ fn the_node_s_directory_is_on_the_node_and_lets_code_be_loaded() {
     let world = World::new("mkdir -m 1777 tmp; mount -t tmpfs -o mode=1777,noexec none tmp");
     assert_eq!(world.fault("make local /tmp"), "NoExec /tmp");
     assert_eq!(world.fault("look local /tmp"), "NoExec /tmp");
+    assert_eq!(world.fault("make local /tmp chosen"), "NoExec /tmp");
     assert_eq!(World::new(":").fault("make local /nowhere"), "Missing /nowhere");
+    // What was asked for is made.
+    assert_eq!(World::new("chmod 1777 .").one("make local /new chosen").fault, None);
     // The first that can be used, and no more.
     let world = World::new("mkdir -m 1777 tmp");
     let (outcomes, list) = world.run("make local /nowhere\nmake local /tmp otherwise\nmake local /tmp otherwise", LIST);
@@ -396,6 +400,18 @@ fn hard_links_are_tried_between_the_cache_and_the_project() {
     assert_eq!(link("chown root p/job", ask).as_deref(), None);
     let looking = World::new(&format!("{prepare}\nmount -t tmpfs -o mode=777 none c"));
     assert_eq!(looking.one(&ask.replace("make", "look")).link.as_deref(), Some("another file system"));
+}
+
+/// Of a node's ranks one writes a file, the others ask the kernel.
+#[test]
+fn ranks_that_write_nothing_see_a_closed_directory_too() {
+    if !possible() {
+        return;
+    }
+    let world = World::new("mkdir c c/a c/uv; chown $ME c/a");
+    assert_eq!(world.fault("make shared /c no-probe"), "Denied /c/uv");
+    let full = "mkdir c; mount -t tmpfs -o mode=1777,size=64k none c; head -c 64k /dev/zero >c/full";
+    assert_eq!(World::new(full).fault("make shared /c no-probe"), "NoSpace /c");
 }
 
 /// All ranks of a node come at once.

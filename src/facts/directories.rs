@@ -59,7 +59,7 @@ pub struct Request {
     pub folders: Vec<String>,
     /// Only where the requests before, back to the first without this, failed.
     pub otherwise: bool,
-    /// Refuses network file systems and noexec.
+    /// Refuses network file systems.
     pub on_the_node: bool,
     /// Whether to try by a file that it can be written.
     pub probe: bool,
@@ -253,7 +253,7 @@ impl Directory {
             _ if room.no_space => What::NoSpace,
             _ if room.no_inodes => What::NoInodes,
             _ if request.on_the_node && network => What::Network,
-            _ if request.on_the_node && room.no_exec => What::NoExec,
+            Purpose::Local if room.no_exec => What::NoExec,
             _ => return Ok(()),
         };
         Err(fault(at, what))

@@ -242,9 +242,14 @@ fn local(offers: &mut Offers, facts: &Facts, settings: &Settings) {
     }
 }
 
+/// A path for one line of a terminal, whole.
+pub(super) fn shown(path: &str) -> String {
+    path.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// What is wrong with a directory.
 pub(super) fn words(fault: &Fault) -> String {
-    let at = crate::config::printable(&fault.at);
+    let at = shown(&fault.at);
     match &fault.what {
         What::Missing => format!("{at} does not exist"),
         What::NotDirectory => format!("{at} is no directory"),
@@ -273,10 +278,10 @@ pub(super) fn cure(found: &Directory, fault: &Fault, key: &str, task: Option<&Ta
     let inside = task.is_some_and(|task| task.container == Container::Inside);
     match &fault.what {
         What::Missing | What::Denied | What::ReadOnly | What::NotMounted if inside => {
-            format!("mount it: --container-mounts={0}:{0}", found.root)
+            format!("mount it: --container-mounts={0}:{0}", shown(&found.root))
         }
         What::NoSpace | What::NoInodes | What::Quota => format!("remove what is not needed there, or {other}"),
-        What::Open(_) => format!("look who wrote there, then chmod 700 {}; or {other}", fault.at),
+        What::Open(_) => format!("look who wrote there, then chmod 700 {}; or {other}", shown(&fault.at)),
         What::Foreign(_) => {
             format!("everybody may make names in the directory above it, and another user has: {other}, of your own")
         }
@@ -513,6 +518,15 @@ mod tests {
                 assert_eq!(plan.warnings.len(), 1);
             }
         }
+    }
+
+    #[test]
+    fn a_long_path_is_told_whole() {
+        let root = format!("/scratch/{}", "project/".repeat(20));
+        let spec = format!("cache={root}");
+        let world = served(World::new("n1", "1", 0), &spec, |request| broken(request, What::Denied));
+        let refusal = world.refusal(&spec);
+        assert!(refusal.contains(&format!("{}huggingface", root)), "{refusal}");
     }
 
     #[test]

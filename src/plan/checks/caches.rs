@@ -1,7 +1,9 @@
 //! Checks on the directories of caches.
 
 use crate::facts::directories::{Place, Purpose, What};
-use crate::plan::caches::{MUST_BE_SHARED, PATHS, cure, file_system, must_be_local, on_a_server, words, wrong_path};
+use crate::plan::caches::{
+    MUST_BE_SHARED, PATHS, cure, file_system, must_be_local, on_a_server, shown, words, wrong_path,
+};
 
 use super::{Findings, From, Phase, Rule, Severity, Subject};
 
@@ -84,7 +86,7 @@ fn cache_unusable(subject: &Subject, findings: &mut Findings) {
             _ => continue,
         };
         let cure = cure(found, fault, key, subject.task);
-        let root = crate::config::printable(&found.root);
+        let root = shown(&found.root);
         let message = format!("{key}={root} cannot be used on {}: {}", node(subject), words(fault));
         // A node without the site's directory for compilers has another one.
         if key == "local" && settings.is_of_site("local") {
@@ -104,7 +106,7 @@ fn cache_space(subject: &Subject, findings: &mut Findings) {
             _ => continue,
         };
         if let Some(free) = found.free.filter(|free| *free < LITTLE) {
-            let root = crate::config::printable(&found.root);
+            let root = shown(&found.root);
             findings.warn(
                 format!("{key}={root}: {} MiB are free there on {}", free >> 20, node(subject)),
                 format!("remove what is not needed, or name another directory with {key}="),
