@@ -2,14 +2,15 @@
 //! place open to all with traps in it, without room, without rights. Each case
 //! runs this program again, as that user, in a mount namespace of its own.
 //!
-//! Needs root. What one machine cannot show: a file server, a dead one (the unit
-//! tests have a child that never answers), quotas.
+//! Needs root. What one machine cannot show: a file server and its quotas; a
+//! frozen file system and a library that lets calls fail stand for them.
 
 mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use palingenesis::act::directories::make;
 use palingenesis::facts::directories::{Directory, Purpose, Request, look};
@@ -400,6 +401,31 @@ fn hard_links_are_tried_between_the_cache_and_the_project() {
     assert_eq!(link("chown root p/job", ask).as_deref(), None);
     let looking = World::new(&format!("{prepare}\nmount -t tmpfs -o mode=777 none c"));
     assert_eq!(looking.one(&ask.replace("make", "look")).link.as_deref(), Some("another file system"));
+}
+
+/// A frozen file system answers as little as a dead server does, not even to
+/// SIGKILL: the rank goes on with that for an answer, its output comes to an end,
+/// and what is elsewhere is made.
+#[test]
+fn a_file_system_that_does_not_answer_holds_nobody_for_ever() {
+    let image = "dd if=/dev/zero of=/mnt/image bs=1M count=16 status=none; mkfs.ext4 -q /mnt/image
+                 mkdir c; mount -o loop /mnt/image c; mkdir -m 777 c/d";
+    let loops = format!("set -e; mount -t tmpfs none /mnt; cd /mnt; {image}");
+    let able = || Command::new("unshare").args(["-m", "--propagation", "private", "bash", "-c", &loops]).output();
+    if !possible() || !able().is_ok_and(|output| output.status.success()) {
+        println!("skipped: needs root, loop devices and mkfs.ext4");
+        return;
+    }
+    let world = World::new(&format!(
+        "{image}; mkdir -m 1777 tmp; fsfreeze -f c; trap 'fsfreeze -u /mnt/world/c 2>/dev/null' EXIT"
+    ));
+    let start = Instant::now();
+    let (outcomes, _) = world.run("make shared /c/d\nmake local /tmp", "fsfreeze -u c; trap - EXIT");
+    let took = start.elapsed();
+    let (what, at) = outcomes[0].fault.clone().unwrap_or_default();
+    assert_eq!((what.as_str(), at.as_str()), ("Silent(\"no answer within 20.0s\")", "/mnt/world/c/d"));
+    assert_eq!(outcomes[1].fault, None);
+    assert!(took > Duration::from_secs(19), "{took:?}");
 }
 
 /// Of a node's ranks one writes a file, the others ask the kernel.
