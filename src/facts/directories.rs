@@ -299,7 +299,8 @@ pub(crate) type Missing<'a> = &'a dyn Fn(&Folder, &str, &str) -> Result<bool, Fa
 
 /// Walks down `path` from `from`. In a directory that everybody may write to
 /// only what is the user's or root's counts, links and directories alike: a
-/// stranger's would lead to where the stranger wants.
+/// stranger's would lead to where the stranger wants. (In a user namespace root
+/// cannot be told from a stranger, and counts as one.)
 pub(crate) fn walk(from: Walked, path: &str, missing: Missing) -> Result<Walked, Fault> {
     let Walked { mut folder, mut at, .. } = from;
     let user = user();

@@ -12,6 +12,7 @@ use crate::config::{Settings, check_directory};
 use crate::facts::directories::{Directory, Fault, FileSystem, Here, Place, Purpose, Request, What};
 use crate::facts::task::{Container, TaskFacts};
 
+use super::checks::From;
 use super::marks::Marks;
 use super::precedence::{Layer, Offers, given};
 use super::{Facts, Origin};
@@ -73,7 +74,7 @@ pub fn wanted(facts: &Facts, settings: &Settings, here: &Here) -> Vec<Request> {
     let probe = facts.step.local_rank == 0;
     let mut requests = Vec::new();
     let folders = |caches: &'static [Cache], key: &str| -> Vec<String> {
-        let free = caches.iter().filter(|cache| is_free(facts, &marks, settings, key, cache.name));
+        let free = caches.iter().filter(|cache| standing(facts, &marks, settings, key, cache.name).is_some());
         free.map(|cache| cache.folder.to_string()).collect()
     };
     if let Some(root) = &settings.cache {
@@ -93,12 +94,15 @@ pub fn wanted(facts: &Facts, settings: &Settings, here: &Here) -> Vec<Request> {
         }
     }
     let folders = folders(LOCAL, "local");
+    // Under the name that is the user's in and out of containers that show another
+    // id. A name only: whose the directory is, the kernel says.
+    let own_id = facts.environment.get("SLURM_JOB_UID").and_then(|id| id.parse().ok()).unwrap_or(here.user);
     if !folders.is_empty() {
         for (number, (root, chosen)) in local_roots(facts, settings).into_iter().enumerate() {
             requests.push(Request {
                 purpose: Purpose::Local,
                 make_root: chosen,
-                own: Some(format!("palingenesis-{}", here.user)),
+                own: Some(format!("palingenesis-{own_id}")),
                 folders: folders.clone(),
                 otherwise: number > 0,
                 on_the_node: !chosen,
@@ -127,11 +131,22 @@ fn local_roots(facts: &Facts, settings: &Settings) -> Vec<(String, bool)> {
     roots
 }
 
-/// Whether nobody who stands above `key=` sets the variable.
-fn is_free(facts: &Facts, marks: &Marks, settings: &Settings, key: &str, name: &str) -> bool {
-    let chosen_by_user = settings.is_given(key) && !settings.is_of_site(key);
+/// Where `key=` stands for a variable. Given for this step: below the user's
+/// variable, above the image's and the site file's ([`offer`] comes after the
+/// site file). In the site file: below all of them. `None`: somebody above it
+/// sets the variable.
+fn standing(facts: &Facts, marks: &Marks, settings: &Settings, key: &str, name: &str) -> Option<(Layer, Origin)> {
+    let chosen = settings.is_given(key) && !settings.is_of_site(key);
     let mut of_site = facts.site.iter().flat_map(|site| &site.env).filter(|variable| variable.name == name);
-    given(facts, marks, name).is_none() && !of_site.any(|variable| variable.force || !chosen_by_user)
+    match given(facts, marks, name) {
+        Some((_, From::Image)) if chosen && !of_site.any(|variable| variable.force) => {
+            Some((Layer::Option, Origin::Option))
+        }
+        Some(_) => None,
+        None if chosen && !of_site.any(|variable| variable.force) => Some((Layer::Site, Origin::Option)),
+        None if of_site.next().is_some() => None,
+        None => Some((Layer::Profile, if settings.is_given(key) { Origin::Site } else { Origin::Step })),
+    }
 }
 
 /// Where uv installs to: links into it save the copy.
@@ -163,13 +178,7 @@ fn of_others(facts: &Facts, marks: &Marks) -> Vec<String> {
 /// Offers the variables, each only if nobody else set it.
 pub(super) fn offer(offers: &mut Offers, facts: &Facts, settings: &Settings, marks: &Marks) {
     shared(offers, facts, settings, marks);
-    local(offers, facts, settings);
-}
-
-/// What is given for this step stands above the site file's variables, below the
-/// user's: `offer` comes after the site file.
-fn standing(settings: &Settings, key: &str) -> (Layer, Origin) {
-    if settings.is_of_site(key) { (Layer::Profile, Origin::Site) } else { (Layer::Site, Origin::Option) }
+    local(offers, facts, settings, marks);
 }
 
 fn shared(offers: &mut Offers, facts: &Facts, settings: &Settings, marks: &Marks) {
@@ -190,14 +199,16 @@ fn shared(offers: &mut Offers, facts: &Facts, settings: &Settings, marks: &Marks
         }
         return;
     }
-    let (layer, origin) = standing(settings, "cache");
+    let below = match settings.is_of_site("cache") {
+        true => (Layer::Profile, Origin::Site),
+        false => (Layer::Site, Origin::Option),
+    };
     for cache in SHARED {
         let value = format!("{}/{}", root.trim_end_matches('/'), cache.folder);
+        let (layer, origin) = standing(facts, marks, settings, "cache", cache.name).unwrap_or(below);
         offers.value(layer, origin, cache.name, value, cache.why);
     }
-    if given(facts, marks, UV_CACHE).is_some() {
-        return;
-    }
+    let Some((layer, origin)) = standing(facts, marks, settings, "cache", UV_CACHE) else { return };
     match found.and_then(|found| found.hard_link.as_ref()) {
         Some(link) => match &link.fault {
             Some(why) => {
@@ -215,7 +226,7 @@ fn shared(offers: &mut Offers, facts: &Facts, settings: &Settings, marks: &Marks
     }
 }
 
-fn local(offers: &mut Offers, facts: &Facts, settings: &Settings) {
+fn local(offers: &mut Offers, facts: &Facts, settings: &Settings, marks: &Marks) {
     let tried: Vec<&Directory> =
         facts.task.directories.iter().filter(|found| found.purpose == Purpose::Local).collect();
     let failed: Vec<String> = tried.iter().filter_map(|found| found.fault.as_ref()).map(words).collect();
@@ -231,13 +242,15 @@ fn local(offers: &mut Offers, facts: &Facts, settings: &Settings) {
         return;
     };
     let chosen = settings.local.as_ref() == Some(&found.root);
-    let (layer, origin) = if chosen { standing(settings, "local") } else { (Layer::Profile, Origin::Step) };
+    let default = (Layer::Profile, Origin::Step);
     let instead = match failed.as_slice() {
         [] => String::new(),
         failed => format!("; not elsewhere: {}", failed.join("; ")),
     };
     for cache in LOCAL {
         let value = format!("{}/{}", found.path, cache.folder);
+        let standing = standing(facts, marks, settings, "local", cache.name);
+        let (layer, origin) = standing.filter(|_| chosen).unwrap_or(default);
         offers.value(layer, origin, cache.name, value, format!("on the node: {}{instead}", cache.why));
     }
 }
@@ -247,6 +260,10 @@ pub(super) fn shown(path: &str) -> String {
     path.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
+/// Who every user is, root too, that a user namespace does not know
+/// (/proc/sys/kernel/overflowuid).
+const UNSEEN: u32 = 65534;
+
 /// What is wrong with a directory.
 pub(super) fn words(fault: &Fault) -> String {
     let at = shown(&fault.at);
@@ -254,6 +271,9 @@ pub(super) fn words(fault: &Fault) -> String {
         What::Missing => format!("{at} does not exist"),
         What::NotDirectory => format!("{at} is no directory"),
         What::Link => format!("{at} is a symbolic link"),
+        What::Foreign(UNSEEN) => {
+            format!("{at} belongs to another user, and which one is not to be seen here (id {UNSEEN})")
+        }
         What::Foreign(owner) => format!("{at} belongs to another user (id {owner})"),
         What::Open(mode) => format!("others have rights to {at} (mode {mode:04o})"),
         What::NotSticky(mode) => {
@@ -282,6 +302,9 @@ pub(super) fn cure(found: &Directory, fault: &Fault, key: &str, task: Option<&Ta
         }
         What::NoSpace | What::NoInodes | What::Quota => format!("remove what is not needed there, or {other}"),
         What::Open(_) => format!("look who wrote there, then chmod 700 {}; or {other}", shown(&fault.at)),
+        What::Foreign(UNSEEN) if inside => {
+            format!("mount it elsewhere: --container-mounts={}:/caches, and give {key}=/caches", shown(&found.root))
+        }
         What::Foreign(_) => {
             format!("everybody may make names in the directory above it, and another user has: {other}, of your own")
         }
@@ -518,6 +541,33 @@ mod tests {
                 assert_eq!(plan.warnings.len(), 1);
             }
         }
+    }
+
+    #[test]
+    fn the_image_s_variables_give_way_to_what_was_asked_for_and_to_nothing_else() {
+        let in_image = |submitted: &[(&str, &str)]| {
+            let image = [("HF_HOME", "/root/hf"), ("TRITON_CACHE_DIR", "/root/t")];
+            let mut world = World::new("n1", "1", 0).export(&image).export(&[("SLURM_JOB_UID", "4711")]);
+            world.submitted = Some(World::new("n1", "1", 0).export(submitted).environment);
+            world.task.container = Container::Inside;
+            world
+        };
+        let spec = "cache=/c,local=/l";
+        let plan = served(in_image(&[]), spec, usable).plan(spec).unwrap();
+        assert_eq!(plan.value("HF_HOME"), Some("/c/huggingface"));
+        assert_eq!(plan.value("TRITON_CACHE_DIR"), Some("/l/palingenesis-4711/triton"));
+        // The user's own, that the image replaced, is put back.
+        let plan = served(in_image(&[("HF_HOME", "/mine")]), spec, usable).plan(spec).unwrap();
+        assert_eq!(plan.value("HF_HOME"), Some("/mine"));
+        // Nobody asked: the image's stay.
+        let plan = served(in_image(&[]), "", usable).plan("").unwrap();
+        assert_eq!((plan.value("HF_HOME"), plan.value("TRITON_CACHE_DIR")), (None, None));
+        assert!(left(&plan, "TRITON_CACHE_DIR").starts_with("the container image's, kept"));
+        let mut site = in_image(&[]);
+        let settings = Settings::parse("cache=/s", Source::Site("palingenesis.toml".into())).unwrap();
+        site.site = Some(SiteView { settings, ..SiteView::default() });
+        let plan = served(site, "", usable).plan("").unwrap();
+        assert_eq!((plan.value("HF_HOME"), plan.value("NEMO_HOME")), (None, Some("/s/nemo")));
     }
 
     #[test]
