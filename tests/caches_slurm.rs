@@ -18,6 +18,8 @@ const LOCAL: [(&str, &str); 4] = [
 ];
 
 fn up(name: &str) -> Option<Sandbox> {
+    // Before any cluster loads the library, which building the command renews.
+    common::program("palingenesis");
     let plugstack = format!("required {}", library().display());
     let options = ["--nodes", "2", "--cores", "4", "--namespace-per-node", "--plugstack", &plugstack];
     Sandbox::up(&format!("caches-{name}"), &options)
