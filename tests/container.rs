@@ -467,3 +467,40 @@ fn the_worker_is_looked_for_inside_the_container() {
     assert_eq!(said.out, everywhere, "{said:?}");
     assert!(said.err.contains("[worker-unseen]"), "{said:?}");
 }
+
+/// Caches inside: of a root that is mounted, of one that is not, where the image
+/// has its own, and as root of a user namespace.
+#[test]
+fn caches_in_a_container_are_those_that_were_asked_for() {
+    let Some(cluster) = Cluster::up("caches", Order::Before) else { return };
+    let environ = "HF_HOME=/root/hf\nTRITON_CACHE_DIR=/root/triton\n";
+    let node = |line: &str| cluster.0.run_as(&["--as-root", "--node", "node001"], line, 20).ok().out;
+    node("mkdir -m 777 /dev/shm/of-root");
+    for (label, files) in [("same", &[][..]), ("remapped", &[("remap-root", "")])] {
+        let image = cluster.image(environ, files);
+        let root = format!("/dev/shm/{label}");
+        let run = cluster.record(&format!(
+            "srun --palingenesis=cache={root},shared-local=off --container-image={image} -N2 -n4 RECORD c"
+        ));
+        assert_eq!(run.said.err, "", "{label}");
+        for task in run.tasks("c") {
+            has(task, &[("HF_HOME", &format!("{root}/huggingface")), ("TRITON_CACHE_DIR", "/root/triton")]);
+            // The user's id in the name, whatever the container shows.
+            has(task, &[("CUDA_CACHE_PATH", "/tmp/palingenesis-1001/cuda")]);
+        }
+        assert_eq!(node(&format!("stat -c '%U %a' {root} {root}/*")), "trainer 700\n".repeat(5), "{label}");
+
+        let refused = |root: &str, parts: [&str; 2]| {
+            let line = format!("srun --palingenesis=cache={root} --container-image={image} -N1 -n2 /bin/echo RAN");
+            let said = cluster.0.run(&line);
+            assert_eq!((said.code, said.out.as_str(), said.ours().len()), (78, "", 1), "{label}: {said:?}");
+            assert!(said.err.contains(&format!("cache={root} ")), "{label}: {said:?}");
+            assert!(parts.iter().all(|part| said.err.contains(part)), "{label}: {said:?}");
+        };
+        refused("/lustre/me", ["/lustre is not mounted in the container", "--container-mounts=/lustre/me:/lustre/me"]);
+        // Root's directory in a place open to all: inside it might be anybody's.
+        refused("/dev/shm/of-root", ["not to be seen here (id 65534)", "--container-mounts=/dev/shm/of-root:/caches"]);
+    }
+    let said = cluster.0.run("srun --palingenesis=cache=/dev/shm/of-root -w node001 -N1 -n2 /bin/true").ok();
+    assert_eq!(said.err, "", "outside it is known to be root's");
+}

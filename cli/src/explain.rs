@@ -10,8 +10,10 @@ use anyhow::Context;
 use palingenesis::config;
 use palingenesis::config::site::Site;
 use palingenesis::facts::network::Network;
-use palingenesis::facts::{Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, User, program};
-use palingenesis::plan::{self, Facts, catalog, rendezvous, worker};
+use palingenesis::facts::{
+    Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, User, directories, program,
+};
+use palingenesis::plan::{self, Facts, caches, catalog, rendezvous, worker};
 use palingenesis::report;
 
 use crate::{print, tell};
@@ -155,7 +157,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         site: site.as_ref(),
         ..Facts::new(&step, &environment)
     };
-    let plan = plan::plan(&facts, &settings)?;
+    // Looked at, not made; the directories of a described step are elsewhere.
+    let directories = match &arguments.nodelist {
+        Some(_) => Vec::new(),
+        None => directories::look(&caches::wanted(&facts, &settings, &directories::here())),
+    };
+    let task = TaskFacts { directories, ..facts.task.clone() };
+    let plan = plan::plan(&Facts { task: &task, ..facts }, &settings)?;
     if arguments.json { print(&(report::json(&plan)? + "\n")) } else { print(&report::table(&plan)) }
 }
 

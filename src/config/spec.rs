@@ -637,8 +637,11 @@ impl Settings {
             self.given.add(key.name);
             self.of_site.add(key.name);
         }
-        for (id, level) in &site.rules {
-            self.rules.entry(id).or_insert(*level);
+        // The user's word on all checks stands above the site's on one.
+        if !before.has("checks") {
+            for (id, level) in &site.rules {
+                self.rules.entry(id).or_insert(*level);
+            }
         }
         self.show |= site.show;
         self.debug |= site.debug;
@@ -1064,6 +1067,8 @@ mod tests {
         assert_eq!((merged.profile, merged.port, merged.ports), (Profile::Fsdp, Some(20001), None));
         assert_eq!((merged.master.as_deref(), merged.suffix), (Some("n1"), None));
         assert_eq!(merged.rules.get("port-range"), Some(&CheckLevel::Error));
+        let merged = parse("checks=warn").unwrap().over(&parse("checks=error,port-range=error").unwrap());
+        assert_eq!((merged.checks, merged.rules.len()), (CheckLevel::Warn, 0));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! can be planned anywhere.
 
 pub mod container;
+pub mod directories;
 pub mod environment;
 pub mod gpus;
 pub mod hostlist;

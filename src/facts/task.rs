@@ -1,6 +1,7 @@
 //! What a task finds where it runs: its CPUs, its limits, NCCL's files as seen
 //! from inside its container. Read in the task, as the user.
 
+use super::directories::Directory;
 use super::program::StartFacts;
 
 /// The task's surroundings; what is not known is absent.
@@ -18,6 +19,9 @@ pub struct TaskFacts {
     /// What is known for starting another program than the command; `None`: not
     /// looked for.
     pub start: Option<StartFacts>,
+    /// Directories for caches: what `plan::caches::wanted` names, as they were
+    /// found or made.
+    pub directories: Vec<Directory>,
 }
 
 /// A variable in one of NCCL's files.

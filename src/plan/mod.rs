@@ -3,6 +3,7 @@
 //! a job gets by construction.
 
 pub mod agent;
+pub mod caches;
 pub mod catalog;
 pub mod checks;
 mod container;
@@ -68,6 +69,7 @@ static UNKNOWN_TASK: TaskFacts = TaskFacts {
     container: Container::None,
     container_keeps: Vec::new(),
     start: None,
+    directories: Vec::new(),
 };
 static UNKNOWN_RANK0: Rank0 = Rank0 { host: None, address: None };
 
@@ -327,6 +329,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     let ranks_per_task = agent::offer(&mut offers, facts, &plan.step, settings, &marks);
     threads::offer(&mut offers, facts, shape, ranks_per_task);
     offer_site(&mut offers, facts, site_profile);
+    caches::offer(&mut offers, facts, settings, &marks);
     precedence::settle(&mut plan, facts, &marks, &offers);
     container::decide(&mut plan, facts, &marks);
     for unknown in &facts.node.unknown {

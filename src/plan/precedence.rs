@@ -169,7 +169,7 @@ fn settle_one(plan: &mut Plan, facts: &Facts, marks: &Marks, name: &str, list: &
 
 fn who(offer: &Offer) -> String {
     match offer.layer {
-        Layer::Site | Layer::Forced => "site file".into(),
+        Layer::Site | Layer::Forced if offer.origin == Origin::Site => "site file".into(),
         _ => offer.origin.name().into(),
     }
 }

@@ -12,16 +12,18 @@ use super::slurmstepd::{Node, with_node};
 use super::srun::{ADDRESS, CONTAINER, HANDED_OVER, HET, HOST, MARKS, MULTI_PROG, REFUSAL, SPEC, TERMINAL};
 use super::{Failure, kept};
 use crate::EXIT_REFUSED;
+use crate::act::directories;
 use crate::act::environment::{TaskEnvironment, apply};
 use crate::act::launch::start;
 use crate::config::site::SiteView;
 use crate::config::{self, Settings, Source};
 use crate::facts::container::{self, Place};
+use crate::facts::directories::here;
 use crate::facts::network::Network;
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::Container;
 use crate::facts::{Environment, Rank0, StartFacts, Step, TaskFacts, User, program};
-use crate::plan::{self, Facts, Plan, fabric, launch, rendezvous, worker};
+use crate::plan::{self, Facts, Plan, caches, fabric, launch, rendezvous, worker};
 use crate::report;
 use crate::system::output::{exit_now, to_stderr};
 
@@ -172,6 +174,9 @@ fn make_plan(
         site: site.as_ref(),
         ..Facts::new(step, environment)
     };
+    let task =
+        TaskFacts { directories: directories::make(&caches::wanted(&facts, spec, &here())), ..facts.task.clone() };
+    let facts = Facts { task: &task, ..facts };
     let plan = plan::plan(&facts, spec);
     with_node(|node| {
         if let Some(gate) = node.and_then(|node| node.gate.as_ref()) {

@@ -60,8 +60,30 @@ pub fn run(deadline: Duration, question: impl FnOnce() -> Vec<u8>) -> Result<Vec
     }
 }
 
+/// A child that no signal ends, because its file system does not answer, is left
+/// behind; it must not keep the pipes open that others read to their end, the
+/// task's output first of all.
+fn close_all_but(kept: RawFd) {
+    let kept = libc::c_uint::try_from(kept).unwrap_or(0);
+    for (first, last) in [(kept + 1, libc::c_uint::MAX), (0, kept.saturating_sub(1))] {
+        if first <= last && !(kept == 0 && first == 0) {
+            // SAFETY: closes numbers; nothing in this process uses them any more.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        }
+    }
+    // Before Linux 5.9 there is no close_range.
+    for number in (0..=2).filter(|number| *number != kept) {
+        // SAFETY: as above; a C string, and a number nobody uses.
+        unsafe {
+            libc::close(number as libc::c_int);
+            libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+        }
+    }
+}
+
 /// The child's whole life.
 fn answer(writer: RawFd, question: impl FnOnce() -> Vec<u8>) -> ! {
+    close_all_but(writer);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(question));
     let mut code = 1;
     if let Ok(mut bytes) = outcome {
@@ -173,6 +195,24 @@ mod tests {
         // SAFETY: ends the child of this test.
         let outcome = run(Duration::from_secs(10), || unsafe { libc::_exit(3) });
         assert!(matches!(outcome, Err(ChildError::Io(_))), "{outcome:?}");
+    }
+
+    /// Nothing that another process waits to see closed.
+    #[test]
+    fn the_child_holds_no_descriptor_of_ours() {
+        let _held = pipe().unwrap();
+        let answer = run(Duration::from_secs(10), || {
+            let open = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok);
+            let open = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+            let names: Vec<String> = open.map(|target| target.to_string_lossy().into_owned()).collect();
+            names.join(" ").into_bytes()
+        });
+        let text = String::from_utf8(answer.unwrap()).unwrap();
+        let pipes = text.split(' ').filter(|target| target.starts_with("pipe:")).count();
+        let null = text.split(' ').filter(|target| *target == "/dev/null").count();
+        assert_eq!((pipes, null), (1, 3), "{text}");
+        // And the directory that is being read.
+        assert_eq!(text.split(' ').count(), 5, "{text}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub mod access;
 pub mod child;
+pub mod folder;
 pub mod interfaces;
 pub mod log;
 pub mod output;

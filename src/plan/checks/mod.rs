@@ -5,6 +5,7 @@
 //! A check is an error where the job cannot start or certainly fails; all else
 //! is a warning, or, where it merely does nothing, a note.
 
+mod caches;
 mod launch;
 mod launcher;
 mod nccl;
@@ -67,7 +68,7 @@ const ELSEWHERE: &[&str] = &[
 ];
 
 fn tables() -> impl Iterator<Item = &'static Rule> {
-    [nccl::RULES, torch::RULES, launch::RULES, launcher::RULES, node::RULES].into_iter().flatten()
+    [nccl::RULES, torch::RULES, launch::RULES, launcher::RULES, node::RULES, caches::RULES].into_iter().flatten()
 }
 
 /// Every check that looks by itself.
