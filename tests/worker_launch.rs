@@ -77,7 +77,7 @@ fn of_the_step(name: &str) -> bool {
 /// What the flag gives every task.
 fn of_the_flag(name: &str) -> bool {
     common::tasks::RANK_VARIABLES.contains(&name)
-        || ["NCCL_", "TORCH_", "CUDA_DEVICE_", "PALINGENESIS_", "OMP_"].iter().any(|start| name.starts_with(start))
+        || ["NCCL_", "TORCH", "TRITON_", "CUDA_", "PALINGENESIS_", "OMP_"].iter().any(|start| name.starts_with(start))
 }
 
 /// The lines of what the stand-in says, without those of variables that `but` picks.

@@ -63,8 +63,12 @@ impl Task {
         self.is_no_rank();
         for (name, value) in self.iter() {
             let ours = name.starts_with("NCCL_")
-                || name.starts_with("TORCH_")
-                || name.starts_with("CUDA_DEVICE_")
+                || name.starts_with("TORCH")
+                || name.starts_with("CUDA_")
+                || name.starts_with("TRITON_")
+                || name.starts_with("PET_")
+                || name.starts_with("OMP_")
+                || name.starts_with("PYTHON")
                 || name.starts_with("SLURM_PALINGENESIS_")
                 || name == "PALINGENESIS_SET";
             assert!(!ours, "{name}={value} in a process without the flag");
