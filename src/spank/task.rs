@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::gate::{Gate, Outcome};
 use super::host::{self, Handle};
 use super::slurmstepd::{Node, with_node};
-use super::srun::{ADDRESS, CONTAINER, HANDED_OVER, HET, HOST, MARKS, MULTI_PROG, REFUSAL, SPEC, TERMINAL};
+use super::srun::{ADDRESS, CONTAINER, HANDED_OVER, HET, HOST, MARKS, MULTI_PROG, REFUSAL, SPEC, TERMINAL, TOLD};
 use super::{Failure, kept};
 use crate::EXIT_REFUSED;
 use crate::act::directories;
@@ -94,6 +94,7 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     let rank0 = Rank0 { host: handed(HOST), address: handed(ADDRESS) };
     let asked = handed(CONTAINER);
     let (task, mut submitted) = surroundings(asked.as_deref());
+    let told = handed(TOLD).unwrap_or_default();
     if let Some(marks) = handed(MARKS) {
         if let Some(submitted) = &mut submitted {
             submitted.set(config::MARKS, marks.clone());
@@ -104,7 +105,7 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     apply(&plan, &mut handle)?;
     start(&plan, &mut handle)?;
     if step.rank == 0 {
-        tell(&plan, show);
+        tell(&plan, show, &told);
     }
     with_node(|node| {
         if let Some((gate, mut limit)) = node.and_then(|node| Some((node.gate.as_ref()?, node.limit))) {
@@ -207,12 +208,14 @@ fn start_facts(settings: &Settings, command: &[String], step: &Step, environment
     StartFacts { programs: program::look(Path::new("/"), &paths), configured, prepends: host::can_prepend() }
 }
 
-/// Once per step, from rank 0, before it and its node's ranks start.
-fn tell(plan: &Plan, show: bool) {
+/// Once per step, from rank 0, before it and its node's ranks start. What srun
+/// has told already is left out, but not from the whole plan.
+fn tell(plan: &Plan, show: bool, told: &str) {
     if show {
         to_stderr(&report::table(plan));
     } else {
-        let lines: String = plan.warnings.iter().map(report::warning_line).collect();
+        let told = |line: &String| told.split(' ').any(|mark| u32::from_str_radix(mark, 16) == Ok(report::mark(line)));
+        let lines: String = plan.warnings.iter().map(report::warning_line).filter(|line| !told(line)).collect();
         to_stderr(&lines);
     }
 }
