@@ -6,6 +6,7 @@
 
 pub mod container;
 pub mod environment;
+mod files;
 pub mod gpus;
 pub mod hostlist;
 pub mod netdevs;
@@ -55,7 +56,15 @@ impl NodeFacts {
             unknown.push(why);
             None
         });
-        NodeFacts { gpu_models, ephemeral_ports, rdma: None, netdevs: None, unknown }
+        let rdma = rdma::ports(root).unwrap_or_else(|why| {
+            unknown.push(why);
+            None
+        });
+        let netdevs = netdevs::devices(root).unwrap_or_else(|why| {
+            unknown.push(why);
+            None
+        });
+        NodeFacts { gpu_models, ephemeral_ports, rdma, netdevs, unknown }
     }
 }
 

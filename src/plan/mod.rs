@@ -12,6 +12,7 @@ pub mod launch;
 pub mod launcher;
 pub mod marks;
 pub mod merge;
+pub mod netmatch;
 pub mod precedence;
 pub mod ranks;
 pub mod rendezvous;
@@ -68,6 +69,13 @@ static UNKNOWN_TASK: TaskFacts = TaskFacts {
     container: Container::None,
     container_keeps: Vec::new(),
     start: None,
+    memlock: None,
+    open_files: None,
+    stack: None,
+    shm: None,
+    imex: None,
+    gids: None,
+    unknown: Vec::new(),
 };
 static UNKNOWN_RANK0: Rank0 = Rank0 { host: None, address: None };
 
@@ -329,7 +337,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     offer_site(&mut offers, facts, site_profile);
     precedence::settle(&mut plan, facts, &marks, &offers);
     container::decide(&mut plan, facts, &marks);
-    for unknown in &facts.node.unknown {
+    for unknown in facts.node.unknown.iter().chain(&facts.task.unknown) {
         plan.inform("facts-unknown", unknown.clone(), "what follows from it is left as if it were not there");
     }
     let values = precedence::values(&plan, facts, &marks);
