@@ -228,7 +228,7 @@ fn framework_in(command: &[String]) -> Option<&'static str> {
 
 /// By the model names the driver prints: B100, B200, B300, GB200, GB300, GB10,
 /// RTX PRO … Blackwell, GeForce RTX 50x0.
-fn is_blackwell(model: &str) -> bool {
+pub(super) fn is_blackwell(model: &str) -> bool {
     let words: Vec<&str> = model.split_whitespace().collect();
     let data_centre = words.iter().any(|word| {
         let number = word.strip_prefix("GB").or_else(|| word.strip_prefix('B'));

@@ -6,9 +6,13 @@
 //! is a warning, or, where it merely does nothing, a note.
 
 mod launch;
+#[cfg(test)]
+mod launch_examples;
 mod launcher;
 mod nccl;
 mod node;
+#[cfg(test)]
+mod node_examples;
 mod torch;
 
 use crate::config::{CheckLevel, Settings};
