@@ -98,7 +98,7 @@ pub fn ports(root: &Path) -> Result<Option<Vec<RdmaPort>>, String> {
 /// "400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)".
 fn rate(text: &str) -> Option<u32> {
     let number = text.split_whitespace().next()?.parse::<f64>().ok()?;
-    (number >= 0.0 && number < 1e6).then_some(number as u32)
+    (0.0..1e6).contains(&number).then_some(number as u32)
 }
 
 /// The rows with an address that RoCE v2 can use: there, not all zero, not one

@@ -603,7 +603,7 @@ fn memlock(subject: &Subject, findings: &mut Findings) {
     if limit < ENOUGH_LOCKED && rdma(subject).is_some_and(|ports| ports.iter().any(|port| port.active)) {
         findings.warn(
             format!(
-                "ulimit -l is {} on {}: RDMA needs its buffers locked in memory, and NCCL fails with \"Cannot allocate memory\"",
+                "ulimit -l is {} on {}: RDMA needs its buffers locked in memory, or NCCL fails with \"Cannot allocate memory\"",
                 in_units(limit),
                 here(subject)
             ),
