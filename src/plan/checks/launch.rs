@@ -3,7 +3,7 @@
 use super::{Findings, Phase, Rule, Subject};
 use crate::config::{Profile, printable};
 use crate::plan::environment::{has_any, is_blackwell};
-use crate::plan::{Severity, Shape};
+use crate::plan::{Severity, Shape, agent, launcher};
 
 /// Checks of this file.
 pub(super) const RULES: &[Rule] = &[
@@ -94,10 +94,10 @@ fn uneven(subject: &Subject, findings: &mut Findings) {
 }
 
 /// The GPUs a task may use: those Slurm gave it, else all of the node.
-fn gpus_of_the_task(subject: &Subject) -> usize {
+pub(super) fn gpus_of_the_task(subject: &Subject) -> u32 {
     match subject.value("CUDA_VISIBLE_DEVICES") {
-        Some(list) => list.split(',').filter(|device| !device.is_empty() && *device != "-1").count(),
-        None => subject.node.map_or(0, |node| node.gpu_models.len()),
+        Some(list) => agent::listed(list),
+        None => subject.node.map_or(0, |node| u32::try_from(node.gpu_models.len()).unwrap_or(u32::MAX)),
     }
 }
 
@@ -146,8 +146,7 @@ fn deepspeed_without_ranks(subject: &Subject, findings: &mut Findings) {
     if subject.shape != Some(Shape::Agent) || !is_python(subject.command) {
         return;
     }
-    let launched = names(subject.command, &["distributed", "torchrun", "accelerate", "launcher", "launch"]);
-    if !names(subject.command, &["deepspeed"]) || launched {
+    if !names(subject.command, &["deepspeed"]) || launcher::find(subject.command).is_some() {
         return;
     }
     let five = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"];

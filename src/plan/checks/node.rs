@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 
+use super::launch::gpus_of_the_task;
 use super::{Findings, Phase, Rule, Subject, Value};
 use crate::config::{Fabric, Profile, nearest, printable};
 use crate::facts::rdma::LinkLayer;
@@ -92,11 +93,14 @@ fn has_gpus(subject: &Subject) -> bool {
     subject.node.is_some_and(|node| !node.gpu_models.is_empty())
 }
 
-/// The ranks on this node, where an agent starts one for each GPU.
+/// The ranks on this node, of which an agent starts several.
 fn ranks_here(subject: &Subject) -> u64 {
     let tasks = u64::from(subject.tasks_on_a_node.unwrap_or(1));
-    let gpus = subject.node.map_or(0, |node| node.gpu_models.len() as u64);
-    if subject.shape == Some(Shape::Agent) { tasks.max(gpus) } else { tasks }
+    if subject.shape != Some(Shape::Agent) {
+        return tasks;
+    }
+    let asked = subject.value("PET_NPROC_PER_NODE").and_then(|ranks| ranks.parse().ok());
+    tasks.saturating_mul(asked.unwrap_or(u64::from(gpus_of_the_task(subject))).max(1))
 }
 
 fn in_units(bytes: u64) -> String {
