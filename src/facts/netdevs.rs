@@ -3,10 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use super::files;
 
 /// A network device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(String, bool, Option<u32>)", into = "(String, bool, Option<u32>)")]
 pub struct NetDevice {
     /// Its name (eth0).
     pub name: String,
@@ -14,6 +17,19 @@ pub struct NetDevice {
     pub up: bool,
     /// Its speed in Mb/s, where the driver tells one.
     pub mbps: Option<u32>,
+}
+
+/// Short on the way from a child.
+impl From<(String, bool, Option<u32>)> for NetDevice {
+    fn from((name, up, mbps): (String, bool, Option<u32>)) -> NetDevice {
+        NetDevice { name, up, mbps }
+    }
+}
+
+impl From<NetDevice> for (String, bool, Option<u32>) {
+    fn from(device: NetDevice) -> Self {
+        (device.name, device.up, device.mbps)
+    }
 }
 
 /// More than any machine has, even with a device for each of its containers.

@@ -4,10 +4,12 @@
 use std::fs;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use super::files;
 
 /// One port of an RDMA device.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RdmaPort {
     /// The device (mlx5_0).
     pub device: String,
@@ -24,7 +26,7 @@ pub struct RdmaPort {
 }
 
 /// What an RDMA port speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinkLayer {
     /// InfiniBand.
     InfiniBand,

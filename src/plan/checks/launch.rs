@@ -88,7 +88,7 @@ fn uneven(subject: &Subject, findings: &mut Findings) {
                 "the step's nodes have {fewest} to {most} ranks each: Megatron, DeepSpeed and PyTorch's meshes count with as \
                  many on every node"
             ),
-            "start with srun --ntasks-per-node=N and no -n, or with --nodes and --ntasks that divide evenly",
+            "start with srun --ntasks-per-node=N: -n alone fills the first node up",
         );
     }
 }
