@@ -137,3 +137,25 @@ fn the_user_s_own_file_of_nccl_is_found_in_the_home_directory() {
     // nproc reads the same mask in the task itself (and OMP_NUM_THREADS, which bounds it).
     assert!(threads > 0 && threads <= cpus.parse().unwrap(), "{said:#?}");
 }
+
+/// `palingenesis explain` of a described step: the machine below --root stands
+/// for its nodes; this one, a login node, does not.
+#[test]
+fn a_described_step_is_judged_by_the_recorded_node_only() {
+    let root = recorded("explain");
+    write(&root, "home/u/.nccl.conf", "NCCL_DEBUG=INFO");
+    let explain = |more: &[&str]| {
+        let mut command = std::process::Command::new(common::program("palingenesis"));
+        command.env_clear().envs([("NCCL_SOCKET_IFNAME", "eth77"), ("HOME", "/home/u")]);
+        command.args(["explain", "--nodelist", "n[1-2]", "--tasks-per-node", "8"]).args(more);
+        Said::run(command)
+    };
+    let root = root.to_str().unwrap();
+    let said = explain(&["--root", root]);
+    assert_eq!(said.code, 78, "{said:?}");
+    assert_parts(&said.err, &["NCCL_SOCKET_IFNAME=eth77", "on n1 (has eth0, ib0)"]);
+    let said = explain(&["--root", root, "--spec", "ifname-missing=warn"]).ok();
+    assert_parts(&said.out, &["fabric infiniband:", "NCCL finds it in /home/u/.nccl.conf, kept", "[ifname-missing]"]);
+    let said = explain(&[]).ok();
+    assert!(said.out.contains("fabric auto:") && !said.out.contains("[ifname-missing]"), "{said:?}");
+}

@@ -65,19 +65,24 @@ pub fn devices(root: &Path) -> Result<Option<Vec<NetDevice>>, String> {
     }
     // Without an index (a recorded tree): lo is the first everywhere.
     found.sort_by_key(|(index, device)| (*index, device.name != "lo", device.name.clone()));
-    let mut devices: Vec<NetDevice> = found.into_iter().map(|(_, device)| device).collect();
-    if let Some(here) = of_this_namespace(root) {
-        // /sys may show another network namespace, its mounter's.
-        devices.retain(|device| here.contains(&device.name));
-        let unseen = |name: &String| !devices.iter().any(|device| device.name == *name);
-        let others: Vec<String> = here.iter().filter(|name| unseen(name)).cloned().collect();
-        devices.extend(others.into_iter().map(|name| NetDevice { name, up: true, mbps: None }));
-    }
-    Ok(Some(devices))
+    Ok(Some(of_this_namespace(root, found.into_iter().map(|(_, device)| device).collect())))
+}
+
+/// The devices of the reader's own network namespace: /sys shows its mounter's,
+/// and a container may have another one.
+pub fn of_this_namespace(root: &Path, mut devices: Vec<NetDevice>) -> Vec<NetDevice> {
+    let Some(here) = listed(root) else {
+        return devices;
+    };
+    devices.retain(|device| here.contains(&device.name));
+    let unseen = |name: &String| !devices.iter().any(|device| device.name == *name);
+    let others: Vec<String> = here.iter().filter(|name| unseen(name)).cloned().collect();
+    devices.extend(others.into_iter().map(|name| NetDevice { name, up: true, mbps: None }));
+    devices
 }
 
 /// The names in /proc/net/dev, which are those of the reader's own namespace.
-fn of_this_namespace(root: &Path) -> Option<BTreeSet<String>> {
+fn listed(root: &Path) -> Option<BTreeSet<String>> {
     let text = files::regular(&root.join("proc/net/dev"), 1 << 20).ok()??;
     let text = String::from_utf8_lossy(&text);
     Some(text.lines().filter_map(|line| Some(line.split_once(':')?.0.trim().to_string())).collect())

@@ -17,6 +17,7 @@ use crate::act::launch::start;
 use crate::config::site::SiteView;
 use crate::config::{self, Settings, Source};
 use crate::facts::container::{self, Place};
+use crate::facts::netdevs;
 use crate::facts::network::Network;
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::Container;
@@ -159,8 +160,9 @@ fn make_plan(
     let names = rendezvous::wanted(step, &command, submitted.unwrap_or(environment), settings, rank0);
     let network = Network::of_this_node(&names, settings.iface.is_some())?;
     let start = start_facts(settings, &command, step, environment);
-    let (node, root) = with_node(|node| node.map(|node| (node.facts.clone(), node.root.clone())))
+    let (mut node, root) = with_node(|node| node.map(|node| (node.facts.clone(), node.root.clone())))
         .unwrap_or_else(|| (NodeFacts::default(), "/".into()));
+    node.netdevs = node.netdevs.map(|devices| netdevs::of_this_namespace(&root, devices));
     let seen = TaskFacts::read(&root, environment, node.rdma.as_deref().unwrap_or_default())
         .within(task.container, task.container_keeps.clone());
     let task = TaskFacts { start: Some(start), ..seen };

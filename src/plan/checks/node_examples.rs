@@ -213,10 +213,20 @@ fn nvl72(world: World, imex: bool) -> World {
 fn each_check_tells_the_bad_from_the_good() {
     for (id, bad, found) in examples() {
         assert_eq!(!found.is_empty(), bad, "{id}: {found:?}");
+        let worst = super::rules().find(|rule| rule.id == id).unwrap().severity;
         for warning in found {
+            assert!(rank(warning.severity) <= rank(worst), "{id} finds {:?}, and says {worst:?}", warning.severity);
             let text = format!("{}; {}", warning.message, warning.cure);
             assert!(!text.contains('\n') && !warning.cure.is_empty(), "{text}");
         }
+    }
+}
+
+fn rank(severity: Severity) -> u8 {
+    match severity {
+        Severity::Info => 0,
+        Severity::Warning => 1,
+        Severity::Error => 2,
     }
 }
 
