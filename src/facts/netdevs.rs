@@ -49,8 +49,11 @@ pub fn devices(root: &Path) -> Result<Option<Vec<NetDevice>>, String> {
     let Some(names) = files::names(&class).map_err(unreadable)? else {
         return Ok(None);
     };
+    if names.len() > MOST {
+        return Err(format!("network devices unknown: {} has more than {MOST}", class.display()));
+    }
     let mut found: Vec<(u32, NetDevice)> = Vec::new();
-    for name in names.into_iter().take(MOST) {
+    for name in names {
         let of = |attribute: &str| files::attribute(&class.join(&name).join(attribute));
         // bonding_masters is a file among the devices.
         let Some(flags) = of("flags") else {

@@ -76,7 +76,7 @@ pub fn ports(root: &Path) -> Result<Option<Vec<RdmaPort>>, String> {
         numbers.sort_unstable();
         for port in numbers {
             if ports.len() == MOST_PORTS {
-                return Ok(Some(ports));
+                return Err(format!("RDMA devices unknown: {} has more than {MOST_PORTS} ports", class.display()));
             }
             let of = |name: &str| files::attribute(&directory.join(format!("ports/{port}/{name}")));
             let link = match of("link_layer").as_deref() {
