@@ -275,10 +275,10 @@ fn a_container_without_home_path_and_slurm_changes_nothing() {
     let hidden = fs::read_to_string(&hide).unwrap();
     fs::write(&hide, format!("{hidden}/etc/slurm\n")).unwrap();
     let run = cluster.record(&format!(
-        "srun --palingenesis --container-image={bare} --export=NONE -N2 -n4 RECORD none
-         srun --palingenesis --container-image={bare} --export=X=1 -N2 -n4 RECORD one
-         {users} srun --palingenesis --container-image={bare} --export=UV_CACHE_DIR -N2 -n4 RECORD some
-         PATH=/nonexistent /usr/bin/srun --palingenesis --container-image={bare} -N2 -n4 RECORD path
+        "srun --palingenesis --container-image={bare} --export=NONE -N2 --ntasks-per-node=2 RECORD none
+         srun --palingenesis --container-image={bare} --export=X=1 -N2 --ntasks-per-node=2 RECORD one
+         {users} srun --palingenesis --container-image={bare} --export=UV_CACHE_DIR -N2 --ntasks-per-node=2 RECORD some
+         PATH=/nonexistent /usr/bin/srun --palingenesis --container-image={bare} -N2 --ntasks-per-node=2 RECORD path
          srun --container-image={bare} --export=NONE -N2 -n4 RECORD off",
         users = lines(&USERS, " "),
     ));

@@ -22,7 +22,7 @@ use crate::facts::directories::here;
 use crate::facts::network::Network;
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::Container;
-use crate::facts::{Environment, Rank0, StartFacts, Step, TaskFacts, User, program};
+use crate::facts::{Environment, NodeFacts, Rank0, StartFacts, Step, TaskFacts, User, netdevs, program};
 use crate::plan::{self, Facts, Plan, caches, fabric, launch, rendezvous, worker};
 use crate::report;
 use crate::system::output::{exit_now, to_stderr};
@@ -161,9 +161,13 @@ fn make_plan(
     let command = handle.command().unwrap_or_default();
     let names = rendezvous::wanted(step, &command, submitted.unwrap_or(environment), settings, rank0);
     let network = Network::of_this_node(&names, settings.iface.is_some())?;
-    let node = with_node(|node| node.map(|node| node.facts.clone()).unwrap_or_default());
     let start = start_facts(settings, &command, step, environment);
-    let task = TaskFacts { start: Some(start), ..task.clone() };
+    let (mut node, root) = with_node(|node| node.map(|node| (node.facts.clone(), node.root.clone())))
+        .unwrap_or_else(|| (NodeFacts::default(), "/".into()));
+    node.netdevs = node.netdevs.map(|devices| netdevs::of_this_namespace(&root, devices));
+    let seen = TaskFacts::read(&root, environment, node.rdma.as_deref().unwrap_or_default())
+        .within(task.container, task.container_keeps.clone());
+    let task = TaskFacts { start: Some(start), ..seen };
     let facts = Facts {
         command: &command,
         node: &node,

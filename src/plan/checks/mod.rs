@@ -7,10 +7,14 @@
 
 mod caches;
 mod launch;
+#[cfg(test)]
+mod launch_examples;
 mod launcher;
 mod lists;
 mod nccl;
 mod node;
+#[cfg(test)]
+mod node_examples;
 mod torch;
 mod version;
 
