@@ -66,6 +66,11 @@ pub fn warning_line(warning: &Warning) -> String {
     format!("palingenesis: {severity}: {}; {} [{}]\n", warning.message, warning.cure, warning.id)
 }
 
+/// Stands for a line that srun has told, so that rank 0 need not tell it again.
+pub fn mark(line: &str) -> u32 {
+    crate::plan::marks::hash(line)
+}
+
 /// Names whose values are never printed.
 pub fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase();

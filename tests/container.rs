@@ -121,7 +121,7 @@ impl Cluster {
 /// <https://github.com/NVIDIA/pyxis/issues/124>: what the job had set, and what
 /// an image had that replaced it.
 const USERS: [(&str, &str); 3] =
-    [("NCCL_IB_PCI_RELAXED_ORDERING", "1"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("UV_CACHE_DIR", "/shared/uv")];
+    [("NCCL_IB_PCI_RELAXED_ORDERING", "1"), ("CUDA_DEVICE_MAX_CONNECTIONS", "16"), ("UV_CACHE_DIR", "/shared/uv")];
 const IMAGE: &str = "NCCL_IB_PCI_RELAXED_ORDERING=0\nCUDA_DEVICE_MAX_CONNECTIONS=8\nUV_CACHE_DIR=/root/.cache/uv\n";
 
 /// What an image has for itself.
@@ -215,7 +215,7 @@ fn after_the_container_plugin_the_user_s_values_hold_and_the_image_keeps_its_own
          # No container: the user's own, and nothing of a snapshot.
          {users} srun --palingenesis -N2 RECORD none"
     ));
-    for (label, value) in [("fact", "32"), ("image", "8"), ("none", "1")] {
+    for (label, value) in [("fact", "32"), ("image", "8"), ("none", "16")] {
         for task in run.tasks(label) {
             has(task, &[("CUDA_DEVICE_MAX_CONNECTIONS", value)]);
         }
@@ -275,10 +275,10 @@ fn a_container_without_home_path_and_slurm_changes_nothing() {
     let hidden = fs::read_to_string(&hide).unwrap();
     fs::write(&hide, format!("{hidden}/etc/slurm\n")).unwrap();
     let run = cluster.record(&format!(
-        "srun --palingenesis --container-image={bare} --export=NONE -N2 -n4 RECORD none
-         srun --palingenesis --container-image={bare} --export=X=1 -N2 -n4 RECORD one
-         {users} srun --palingenesis --container-image={bare} --export=UV_CACHE_DIR -N2 -n4 RECORD some
-         PATH=/nonexistent /usr/bin/srun --palingenesis --container-image={bare} -N2 -n4 RECORD path
+        "srun --palingenesis --container-image={bare} --export=NONE -N2 --ntasks-per-node=2 RECORD none
+         srun --palingenesis --container-image={bare} --export=X=1 -N2 --ntasks-per-node=2 RECORD one
+         {users} srun --palingenesis --container-image={bare} --export=UV_CACHE_DIR -N2 --ntasks-per-node=2 RECORD some
+         PATH=/nonexistent /usr/bin/srun --palingenesis --container-image={bare} -N2 --ntasks-per-node=2 RECORD path
          srun --container-image={bare} --export=NONE -N2 -n4 RECORD off",
         users = lines(&USERS, " "),
     ));

@@ -259,7 +259,7 @@ fn a_slow_hook_delays_the_job_and_changes_nothing_else() {
     cluster.load("required", &hooks.map(|hook| format!("fault={hook}:sleep-3")).join(" "));
     let said = cluster.sandbox.run_as(
         &[],
-        "srun -Q -N2 -n4 --palingenesis sh -c 'echo $RANK; exit 3' | sort; exit ${PIPESTATUS[0]}",
+        "srun -Q -N2 -n4 --ntasks-per-node=2 --palingenesis sh -c 'echo $RANK; exit 3' | sort; exit ${PIPESTATUS[0]}",
         120,
     );
     assert_eq!((said.code, said.out.as_str(), said.ours()), (3, "0\n1\n2\n3\n", Vec::new()), "{said:?}");

@@ -124,7 +124,7 @@ fn the_option_of_sbatch_reaches_its_sruns_and_not_its_script() {
     let run = slurm.batch(
         "",
         1,
-        "#SBATCH -N2 -n4 --palingenesis=port=21111
+        "#SBATCH -N2 --ntasks-per-node=2 --palingenesis=port=21111
          RECORD script
          srun RECORD inherited
          srun --palingenesis=off RECORD off
@@ -486,7 +486,7 @@ fn ranks_of_the_login_shell_are_replaced_with_one_warning() {
     let Some(slurm) = cluster("inherited") else { return };
     let run = slurm.record(
         "export RANK=7 WORLD_SIZE=99 LOCAL_RANK=5 TORCHELASTIC_RUN_ID=x TORCHELASTIC_USE_AGENT_STORE=True
-         srun --palingenesis -N2 -n4 RECORD a",
+         srun --palingenesis -N2 --ntasks-per-node=2 RECORD a",
     );
     slurm.check(run.tasks("a"));
     for task in run.tasks("a") {

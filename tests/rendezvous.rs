@@ -166,7 +166,7 @@ fn without_a_name_and_an_address_the_node_is_named() {
     let Some(slurm) = network("no-address", &["--hide-resolve", "node003"]) else { return };
     // A NodeAddr that only the controller's machine could use.
     slurm.run_root("scontrol update nodename=node001 nodeaddr=localhost").ok();
-    let run = slurm.try_record("srun --palingenesis -N3 -n4 RECORD a");
+    let run = slurm.try_record("srun --palingenesis -N3 -n3 RECORD a");
     assert_eq!(run.said.code, 78, "{:#?}", run.said);
     let [line] = run.said.ours()[..] else { panic!("not one line: {}", run.said.err) };
     assert!(

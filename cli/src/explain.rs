@@ -83,9 +83,10 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME")]
     partition: Option<String>,
 
-    /// Read the node's GPU models and kernel settings below this directory.
-    #[arg(long, value_name = "DIR", default_value = "/")]
-    root: PathBuf,
+    /// Read the node's hardware, kernel settings and NCCL's files below this
+    /// directory.
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
 
     /// The command of the step: some settings follow from it.
     #[arg(last = true, value_name = "COMMAND")]
@@ -135,8 +136,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let names = rendezvous::wanted(&step, &command, &environment, &merged, &rank0);
         Network::of_this_node(&names, merged.iface.is_some()).context("cannot list this node's interfaces")?
     };
-    let node = NodeFacts::read(&arguments.root);
-    let mut task = TaskFacts::default();
+    let (node, mut task) = surroundings(arguments, &environment);
     // One that only plugstack.conf's worker= names is not known here; then the plan
     // says that each node decides.
     if arguments.nodelist.is_none() && !command.is_empty() {
@@ -205,6 +205,24 @@ fn step(arguments: &Arguments, environment: &Environment) -> Result<Step, StepEr
         }
         _ => Step::from_environment(environment),
     }
+}
+
+/// The node's facts and the task's: of a step that is only described, what is
+/// below --root; without that, this machine's GPUs and kernel settings stand for
+/// its nodes', but not its network, its limits or its user's files.
+fn surroundings(arguments: &Arguments, environment: &Environment) -> (NodeFacts, TaskFacts) {
+    let root = arguments.root.as_deref().unwrap_or(Path::new("/"));
+    let mut node = NodeFacts::read(root);
+    let ports = node.rdma.clone().unwrap_or_default();
+    let task = match (&arguments.nodelist, &arguments.root) {
+        (None, _) => TaskFacts::read(root, environment, &ports),
+        (Some(_), Some(_)) => TaskFacts::described(root, environment, &ports),
+        (Some(_), None) => {
+            (node.rdma, node.netdevs) = (None, None);
+            TaskFacts::default()
+        }
+    };
+    (node, task)
 }
 
 /// No rank is an answer too, not an error.

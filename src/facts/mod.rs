@@ -7,6 +7,7 @@
 pub mod container;
 pub mod directories;
 pub mod environment;
+mod files;
 pub mod gpus;
 pub mod hostlist;
 pub mod netdevs;
@@ -26,6 +27,11 @@ pub use task::TaskFacts;
 pub use user::User;
 
 use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::system::child;
 
 /// What the node itself says, read once per node.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -56,8 +62,43 @@ impl NodeFacts {
             unknown.push(why);
             None
         });
-        NodeFacts { gpu_models, ephemeral_ports, rdma: None, netdevs: None, unknown }
+        let Seen { rdma, netdevs, unknown: more } = in_a_child(root).unwrap_or_else(|why| Seen {
+            unknown: vec![format!("the node's network unknown: {why}")],
+            ..Seen::default()
+        });
+        unknown.extend(more);
+        NodeFacts { gpu_models, ephemeral_ports, rdma, netdevs, unknown }
     }
+}
+
+/// How long the kernel may take to tell the node's network.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The node's network, on its way from the child that looked.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Seen {
+    rdma: Option<Vec<RdmaPort>>,
+    netdevs: Option<Vec<NetDevice>>,
+    unknown: Vec<String>,
+}
+
+/// Looks in a child: the state of a port is asked of the device's firmware, and
+/// that of a dead one may keep the asker for a minute, or for ever.
+fn in_a_child(root: &Path) -> Result<Seen, String> {
+    let answer = child::run(PATIENCE, || {
+        let mut seen = Seen::default();
+        match rdma::ports(root) {
+            Ok(ports) => seen.rdma = ports,
+            Err(why) => seen.unknown.push(why),
+        }
+        match netdevs::devices(root) {
+            Ok(devices) => seen.netdevs = devices,
+            Err(why) => seen.unknown.push(why),
+        }
+        serde_json::to_vec(&seen).unwrap_or_default()
+    });
+    let answer = answer.map_err(|error| error.to_string())?;
+    serde_json::from_slice(&answer).map_err(|error| error.to_string())
 }
 
 /// What srun alone can know of rank 0, handed to the tasks.
@@ -67,4 +108,35 @@ pub struct Rank0 {
     pub host: Option<String>,
     /// Its numeric address, from its NodeAddr.
     pub address: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rdma::tests::Tree;
+
+    #[test]
+    fn the_network_comes_back_from_the_child_as_it_was_seen() {
+        let tree = Tree::new("node");
+        tree.port("mlx5_0", 1, "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand").driver("mlx5_0", "mlx5_core");
+        tree.file("sys/class/net/eth0/flags", "0x1003\n").file("sys/class/net/eth0/speed", "25000\n");
+        let facts = NodeFacts::read(tree.root());
+        assert_eq!(Ok(facts.rdma), rdma::ports(tree.root()));
+        assert_eq!(Ok(facts.netdevs), netdevs::devices(tree.root()));
+        assert_eq!(facts.unknown, Vec::<String>::new());
+        let nothing = NodeFacts::read(Path::new("/nonexistent"));
+        assert_eq!(nothing, NodeFacts::default());
+    }
+
+    /// A node of hundreds of containers has a device for each.
+    #[test]
+    fn many_devices_come_back_too() {
+        let tree = Tree::new("many-devices");
+        for number in 0..900 {
+            tree.file(&format!("sys/class/net/veth{number:07}/flags"), "0x1003\n");
+        }
+        let facts = NodeFacts::read(tree.root());
+        assert_eq!(facts.netdevs.map(|devices| devices.len()), Some(900));
+        assert_eq!(facts.unknown, Vec::<String>::new());
+    }
 }

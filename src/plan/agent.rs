@@ -234,7 +234,7 @@ fn visible_gpus(facts: &Facts) -> Option<(u32, String)> {
 
 /// How many GPUs CUDA sees by this CUDA_VISIBLE_DEVICES: up to the first entry
 /// that is none, and of MIG devices the first one only.
-fn listed(list: &str) -> u32 {
+pub(super) fn listed(list: &str) -> u32 {
     let mut seen: Vec<&str> = Vec::new();
     for entry in list.split(',').map(str::trim) {
         if entry.starts_with("MIG-") {

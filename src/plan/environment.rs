@@ -118,8 +118,8 @@ fn grace(offers: &mut Offers, facts: &Facts) {
 
 /// Megatron-LM's and Megatron-Bridge's flags, without dashes and with `_` for `-`.
 const EXPERT_OVERLAP: [&str; 4] = ["overlap_moe_expert_parallel_comm", "moe_enable_deepep", "deepep", "hybridep"];
-const USER_BUFFERS: [&str; 3] = ["nccl_ub", "use_nccl_ub", "use_sharp"];
-const CUDA_GRAPHS: [&str; 4] = ["enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph"];
+pub(super) const USER_BUFFERS: [&str; 3] = ["nccl_ub", "use_nccl_ub", "use_sharp"];
+pub(super) const CUDA_GRAPHS: [&str; 4] = ["enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph"];
 const DATA_OVERLAP: [&str; 2] = ["overlap_grad_reduce", "overlap_param_gather"];
 
 /// Whether a word of the command is one of these flags, as `--a-b`, `a_b=…` or
@@ -135,10 +135,15 @@ pub(super) fn has_any(command: &[String], flags: &[&str]) -> bool {
 /// Merged into the user's list. Both names are read by PyTorch since 2.9, the
 /// older one alone before; two different values would fight.
 fn expandable_segments(offers: &mut Offers, facts: &Facts, why: &str) {
-    let new = facts.environment.get("PYTORCH_ALLOC_CONF").is_some();
-    let old = facts.environment.get("PYTORCH_CUDA_ALLOC_CONF").is_some();
-    let name = if new && !old { "PYTORCH_ALLOC_CONF" } else { "PYTORCH_CUDA_ALLOC_CONF" };
-    offers.profile(name, "expandable_segments:True", why);
+    let (old, new) = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF");
+    let names: &[&str] = match (facts.environment.get(old), facts.environment.get(new)) {
+        (Some(_), Some(_)) => &[old, new],
+        (None, Some(_)) => &[new],
+        (_, None) => &[old],
+    };
+    for name in names {
+        offers.profile(name, "expandable_segments:True", why);
+    }
 }
 
 /// As Megatron-Bridge's recipes have it, but for NCCL_NVLS_ENABLE=0, which pays
@@ -213,7 +218,7 @@ fn deterministic(offers: &mut Offers, profile: Profile) {
 }
 
 /// The framework that a word of the command names.
-fn framework_in(command: &[String]) -> Option<&'static str> {
+pub(super) fn framework_in(command: &[String]) -> Option<&'static str> {
     command.iter().find_map(|word| {
         let lower = word.to_ascii_lowercase();
         let mut parts = lower.split(|c: char| !c.is_ascii_alphanumeric());
@@ -228,7 +233,7 @@ fn framework_in(command: &[String]) -> Option<&'static str> {
 
 /// By the model names the driver prints: B100, B200, B300, GB200, GB300, GB10,
 /// RTX PRO … Blackwell, GeForce RTX 50x0.
-fn is_blackwell(model: &str) -> bool {
+pub(super) fn is_blackwell(model: &str) -> bool {
     let words: Vec<&str> = model.split_whitespace().collect();
     let data_centre = words.iter().any(|word| {
         let number = word.strip_prefix("GB").or_else(|| word.strip_prefix('B'));

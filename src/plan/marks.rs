@@ -60,7 +60,7 @@ impl Marks {
 }
 
 /// FNV-1a: enough to see that a value changed; not a secret's protection.
-fn hash(value: &str) -> u32 {
+pub(crate) fn hash(value: &str) -> u32 {
     value.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 

@@ -13,6 +13,7 @@ pub mod launch;
 pub mod launcher;
 pub mod marks;
 pub mod merge;
+pub mod netmatch;
 pub mod precedence;
 pub mod ranks;
 pub mod rendezvous;
@@ -70,6 +71,13 @@ static UNKNOWN_TASK: TaskFacts = TaskFacts {
     container_keeps: Vec::new(),
     start: None,
     directories: Vec::new(),
+    memlock: None,
+    open_files: None,
+    stack: None,
+    shm: None,
+    imex: None,
+    gids: None,
+    unknown: Vec::new(),
 };
 static UNKNOWN_RANK0: Rank0 = Rank0 { host: None, address: None };
 
@@ -332,7 +340,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     caches::offer(&mut offers, facts, settings, &marks);
     precedence::settle(&mut plan, facts, &marks, &offers);
     container::decide(&mut plan, facts, &marks);
-    for unknown in &facts.node.unknown {
+    for unknown in facts.node.unknown.iter().chain(&facts.task.unknown) {
         plan.inform("facts-unknown", unknown.clone(), "what follows from it is left as if it were not there");
     }
     let values = precedence::values(&plan, facts, &marks);

@@ -2,6 +2,7 @@
 //! slurmstepd would take the step, or the node, with it. What goes wrong is kept
 //! for task_init.
 
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -27,6 +28,8 @@ const SITE_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Node {
     /// The node's facts.
     pub facts: NodeFacts,
+    /// Below which facts are read.
+    pub root: PathBuf,
     /// Where the tasks meet.
     pub gate: Option<Gate>,
     /// How long they wait there.
@@ -70,7 +73,7 @@ pub fn open_gate(handle: Handle) -> Result<bool, Failure> {
             Ok(gate) => (gate, None),
             Err(fault) => (Gate::new(0)?, Some(fault)),
         };
-        *lock(&NODE) = Some(Node { gate: Some(gate), ..Node::default() });
+        *lock(&NODE) = Some(Node { gate: Some(gate), root: "/".into(), ..Node::default() });
         if let Some(fault) = fault {
             return Err(fault);
         }
@@ -89,6 +92,7 @@ pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     let submitted = handle.environment()?;
     if let Some(node) = lock(&NODE).as_mut() {
         node.facts = facts;
+        node.root = plugstack.root;
         node.limit = plugstack.gate;
         node.submitted = submitted;
         node.outside = Some(Place::here());

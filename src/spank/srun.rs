@@ -2,6 +2,7 @@
 //! stderr and exit code 78, never a return code: under `optional` Slurm ignores
 //! an error from a local hook and runs the job.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::panic::catch_unwind;
 use std::sync::Mutex;
@@ -17,8 +18,11 @@ use crate::config::{self, FLAG_VARIABLE, Given, Plugstack, Settings};
 use crate::facts::network::{PATIENCE, Resolution, resolve};
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::{Environment, User, container, hostlist};
+use crate::plan::checks::{self, From, Phase, Subject, Value};
+use crate::plan::marks::Marks;
 use crate::plan::rendezvous::{check_given_host, given_host, given_port, unresolvable};
-use crate::plan::worker;
+use crate::plan::{Refusal, Severity, Warning, launch, worker};
+use crate::report;
 use crate::system::output::{stdin_is_terminal, to_stderr, to_stdout};
 
 /// What srun hands to the tasks: variables of its own environment. Slurm sets
@@ -38,13 +42,18 @@ pub const TERMINAL: &std::ffi::CStr = c"SLURM_PALINGENESIS_TERMINAL";
 pub const MULTI_PROG: &std::ffi::CStr = c"SLURM_PALINGENESIS_MULTI_PROG";
 /// The line with which every task is to refuse.
 pub const REFUSAL: &std::ffi::CStr = c"SLURM_PALINGENESIS_REFUSAL";
+/// Marks of the lines that srun has told; see `report::mark`.
+pub const TOLD: &std::ffi::CStr = c"SLURM_PALINGENESIS_TOLD";
 
 /// Set where a container plugin's option was given: the names it is told to keep.
 pub const CONTAINER: &std::ffi::CStr = c"SLURM_PALINGENESIS_CONTAINER";
 
 /// All of these; task_init takes them out of the task's environment.
-pub const HANDED_OVER: [&std::ffi::CStr; 9] =
-    [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, MULTI_PROG, CONTAINER, REFUSAL];
+pub const HANDED_OVER: [&std::ffi::CStr; 10] =
+    [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, MULTI_PROG, CONTAINER, REFUSAL, TOLD];
+
+/// How many marks are handed over. Lines behind them rank 0 tells again.
+const MOST_TOLD: usize = 200;
 
 /// How long srun waits for the address of a node whose NodeAddr is a name. The
 /// tasks can do without.
@@ -53,6 +62,10 @@ const RESOLVE_NODE: Duration = Duration::from_secs(5);
 /// How many tasks of the layout srun looks at to tell a wrong MASTER_ADDR in one
 /// line; behind them the nodes tell it.
 const TASKS_LOOKED_AT: u32 = 1024;
+
+/// How many tasks of the layout srun counts to see how many a node has. Slurm
+/// reads the whole list of nodes for each.
+const TASKS_COUNTED: u32 = 128;
 
 /// `--palingenesis[=SPEC]`.
 pub static OPTION: CommandLineOption = CommandLineOption {
@@ -92,6 +105,8 @@ unsafe extern "C" fn cache_given(_: c_int, argument: *const c_char, remote: c_in
 static GIVEN: Mutex<Option<String>> = Mutex::new(None);
 /// What `init_post_opt` made of it.
 static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
+/// Marks of the lines told: a het step's components have most of them in common.
+static TOLD_LINES: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 /// Calls of `init`: lines of plugstack.conf with this plugin.
 static COPIES: AtomicU32 = AtomicU32::new(0);
 /// Calls of `init_post_opt`: one for each copy and het component.
@@ -262,6 +277,9 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
             return Err(refused(unresolvable(&host, origin, &own_name(), &why)));
         }
     }
+    if !is_salloc_s_shell() {
+        check(&Subject::of_values(&values(&exported), &settings), Phase::Environment)?;
+    }
     if het() {
         hand_over(HET, "1");
     }
@@ -285,30 +303,109 @@ fn het() -> bool {
     CALLS.load(Ordering::Relaxed) > COPIES.load(Ordering::Relaxed)
 }
 
-/// sbatch, salloc: only the option's grammar; the script may still change its
-/// environment.
+/// What somebody else than we set of these variables.
+fn values(environment: &Environment) -> Vec<Value> {
+    let marks = Marks::of(environment);
+    let users = |name: &str| marks.users(environment, name).map(String::from);
+    environment
+        .iter()
+        .filter_map(|(name, _)| Some(Value { name: name.into(), value: users(name)?, from: From::User }))
+        .collect()
+}
+
+/// Looks at what is known so far: an error refuses, all else is told.
+fn check(subject: &Subject, phase: Phase) -> Result<(), Failure> {
+    let found = checks::judge(checks::look(subject, &[phase]), subject.settings);
+    let (errors, rest): (Vec<Warning>, Vec<Warning>) =
+        found.into_iter().partition(|warning| warning.severity == Severity::Error);
+    if !errors.is_empty() {
+        return Err(refused(Refusal::Checks(errors)));
+    }
+    tell(&rest.iter().map(report::warning_line).collect::<Vec<_>>());
+    let told: Vec<String> = lock(&TOLD_LINES).iter().take(MOST_TOLD).map(|mark| format!("{mark:x}")).collect();
+    if !told.is_empty() {
+        hand_over(TOLD, &told.join(" "));
+    }
+    Ok(())
+}
+
+/// Tells each line once in this srun.
+fn tell(lines: &[String]) {
+    let mut told = lock(&TOLD_LINES);
+    let mut text = String::new();
+    for line in lines {
+        let mark = report::mark(line);
+        if !told.contains(&mark) {
+            told.push(mark);
+            text.push_str(line);
+        }
+    }
+    to_stderr(&text);
+}
+
+/// Whether this srun is the one by which salloc starts a shell on the job's
+/// first node (`src/salloc/salloc.c`: `srun --interactive …`): salloc has told
+/// what there is to tell, and its user may still change it.
+fn is_salloc_s_shell() -> bool {
+    std::env::args_os().skip(1).any(|word| word == "--interactive")
+}
+
+/// sbatch, salloc: the option's grammar is refused. All else only warns, since
+/// the script may still change its environment.
 pub fn allocator_init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     if nothing_to_do() {
         return Ok(());
     }
-    let given = lock(&GIVEN).clone();
-    if given.is_some() {
-        let site = site(arguments)?;
-        let settings = settings(&Environment::default(), site.as_ref())?;
-        if let Some(line) = kept::first().filter(|_| settings.is_some()) {
-            refuse(&line);
-        }
-        return Ok(());
-    }
+    let option = lock(&GIVEN).clone();
     let environment = Environment::of_process();
-    let outcome = site(arguments).and_then(|site| {
-        let profiles = site.as_ref().map(Site::profile_names).unwrap_or_default();
-        config::resolve(Given { site_profiles: &profiles, ..Given::default() }, &environment).map_err(refused)
-    });
-    if let Err(Failure::Refused(error)) = outcome {
-        to_stderr(&format!("palingenesis: warning: srun in this job will refuse: {error}\n"));
+    let outcome =
+        site(arguments).and_then(|site| Ok((foreseen(option.as_deref(), site.as_ref(), &environment)?, site)));
+    let (settings, site) = match outcome {
+        Ok(outcome) => outcome,
+        Err(failure) if option.is_some() => return Err(failure),
+        Err(Failure::Refused(error)) => {
+            to_stderr(&format!("palingenesis: warning: srun in this job will refuse: {error}\n"));
+            return Ok(());
+        }
+        Err(Failure::Fault(_)) => return Ok(()),
+    };
+    if let Some(settings) = settings {
+        let settings = merged(&settings, site.as_ref(), &environment);
+        let values = values(&exported_by(&environment, &["SBATCH_EXPORT"]));
+        let found = checks::look(&Subject::of_values(&values, &settings), &[Phase::Environment]);
+        let lines: Vec<String> = checks::judge(found, &settings).into_iter().map(forewarned).collect();
+        tell(&lines);
     }
     Ok(())
+}
+
+/// The settings an srun in this job would have from here, if the flag is given. Of
+/// a wrong key variable beside the option nothing is said: the script may still
+/// change it.
+fn foreseen(option: Option<&str>, site: Option<&Site>, environment: &Environment) -> Result<Option<Settings>, Failure> {
+    let of_option = match option {
+        Some(_) => settings(&Environment::default(), site)?,
+        None => None,
+    };
+    if let Some(line) = kept::first().filter(|_| of_option.is_some()) {
+        refuse(&line);
+    }
+    let profiles = site.map(Site::profile_names).unwrap_or_default();
+    let given = Given { option, site_profiles: &profiles, ..Given::default() };
+    match config::resolve(given, environment) {
+        Ok(settings) => Ok(settings.filter(|settings| !settings.off && !settings.help)),
+        Err(_) if option.is_some() => Ok(of_option),
+        Err(error) => Err(refused(error)),
+    }
+}
+
+/// A finding's line where nothing is refused yet.
+fn forewarned(mut warning: Warning) -> String {
+    if warning.severity == Severity::Error {
+        warning.severity = Severity::Warning;
+        warning.message = format!("srun in this job will refuse {}", warning.message);
+    }
+    report::warning_line(&warning)
 }
 
 /// srun: the step is laid out, nothing is launched. Called once, also for a het
@@ -350,7 +447,34 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
         let nodes = handle.nodes().unwrap_or(1);
         check_given_host(&host, origin, nodes, node.as_deref(), &known).map_err(refused)?;
     }
-    Ok(())
+    // Of a het step one component is known here; its tasks look for themselves.
+    if het() {
+        return Ok(());
+    }
+    let values = values(&exported(&environment));
+    let pty = environment.get("SLURM_PTY_PORT").is_some();
+    let most = most_on_a_node(handle, layout.as_ref());
+    let subject = Subject {
+        command: &command,
+        nodes: handle.nodes().ok(),
+        tasks: handle.tasks().ok(),
+        tasks_on_a_node: most,
+        shape: Some(launch::shape(&settings, &command, pty, stdin_is_terminal(), most == Some(1))),
+        ..Subject::of_values(&values, &settings)
+    };
+    check(&subject, Phase::Launch)
+}
+
+/// The most tasks on one node, as far as the layout is looked at; beyond that at
+/// least the mean.
+fn most_on_a_node(handle: Handle, layout: Option<&Layout>) -> Option<u32> {
+    let (tasks, nodes) = (handle.tasks().ok()?, handle.nodes().ok()?);
+    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+    for node in layout.iter().flat_map(|layout| (0..tasks.min(TASKS_COUNTED)).filter_map(|task| layout.node_of(task))) {
+        *counts.entry(node).or_default() += 1;
+    }
+    let mean = tasks.div_ceil(nodes.max(1));
+    Some(counts.into_values().max().unwrap_or(0).max(mean))
 }
 
 /// srun, sbatch, salloc: the end. Slurm unloads us; what we hold would be lost.
@@ -358,6 +482,7 @@ pub fn exit() {
     *lock(&GIVEN) = None;
     *lock(&CACHE_GIVEN) = None;
     *lock(&SETTINGS) = None;
+    *lock(&TOLD_LINES) = Vec::new();
 }
 
 /// An address other nodes can use for `node`: its NodeAddr, looked up if it is a name.
@@ -371,7 +496,12 @@ fn numeric_address(node: &str) -> Option<String> {
 
 /// The part of srun's environment that `--export` lets through to the tasks.
 fn exported(environment: &Environment) -> Environment {
-    let variable = || ["SRUN_EXPORT_ENV", "SLURM_EXPORT_ENV"].iter().find_map(|name| environment.get(name));
+    exported_by(environment, &["SRUN_EXPORT_ENV", "SLURM_EXPORT_ENV"])
+}
+
+/// The same with the variables that stand for `--export`.
+fn exported_by(environment: &Environment, variables: &[&str]) -> Environment {
+    let variable = || variables.iter().find_map(|name| environment.get(name));
     let rule = export_option(words().into_iter()).or_else(|| variable().map(String::from));
     let rule = rule.unwrap_or_else(|| "ALL".into());
     let names: Vec<&str> = rule.split(',').map(|word| word.split('=').next().unwrap_or(word)).collect();
@@ -462,5 +592,36 @@ mod tests {
         let named = environment(Some("B,C=3"));
         assert_eq!((named.get("A"), named.get("B")), (None, Some("2")));
         assert_eq!(environment(Some("ALL,C=3")).get("A"), Some("1"));
+    }
+
+    #[test]
+    fn what_sbatch_lets_through_is_told_by_its_own_variable() {
+        let mut environment = Environment::default();
+        environment.set("A", "1");
+        environment.set("SLURM_EXPORT_ENV", "NONE");
+        assert_eq!(exported_by(&environment, &["SBATCH_EXPORT"]).get("A"), Some("1"));
+        environment.set("SBATCH_EXPORT", "NONE");
+        assert_eq!(exported_by(&environment, &["SBATCH_EXPORT"]).get("A"), None);
+    }
+
+    #[test]
+    fn an_outer_step_s_values_are_not_the_user_s() {
+        let mut environment = Environment::default();
+        // FNV-1a of "120" and "1".
+        environment.set(config::MARKS, "7.0 NCCL_IB_TIMEOUT=733864ae RANK=340ca71c");
+        environment.set("NCCL_IB_TIMEOUT", "120");
+        environment.set("RANK", "1");
+        let marks = Marks::of(&environment);
+        assert!(marks.ours(&environment, "RANK"), "the hash in this test is wrong");
+        let names: Vec<String> = values(&environment).into_iter().map(|value| value.name).collect();
+        assert!(!names.iter().any(|name| name == "RANK"), "{names:?}");
+    }
+
+    #[test]
+    fn a_refusal_to_come_is_a_warning() {
+        let message = "X=y: z".to_string();
+        let error = Warning { id: "c10d-bool", severity: Severity::Error, message, cure: "unset it".into() };
+        let line = forewarned(error);
+        assert_eq!(line, "palingenesis: warning: srun in this job will refuse X=y: z; unset it [c10d-bool]\n");
     }
 }

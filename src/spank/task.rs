@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::gate::{Gate, Outcome};
 use super::host::{self, Handle};
 use super::slurmstepd::{Node, with_node};
-use super::srun::{ADDRESS, CONTAINER, HANDED_OVER, HET, HOST, MARKS, MULTI_PROG, REFUSAL, SPEC, TERMINAL};
+use super::srun::{ADDRESS, CONTAINER, HANDED_OVER, HET, HOST, MARKS, MULTI_PROG, REFUSAL, SPEC, TERMINAL, TOLD};
 use super::{Failure, kept};
 use crate::EXIT_REFUSED;
 use crate::act::directories;
@@ -22,7 +22,7 @@ use crate::facts::directories::here;
 use crate::facts::network::Network;
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::Container;
-use crate::facts::{Environment, Rank0, StartFacts, Step, TaskFacts, User, program};
+use crate::facts::{Environment, NodeFacts, Rank0, StartFacts, Step, TaskFacts, User, netdevs, program};
 use crate::plan::{self, Facts, Plan, caches, fabric, launch, rendezvous, worker};
 use crate::report;
 use crate::system::output::{exit_now, to_stderr};
@@ -94,6 +94,7 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     let rank0 = Rank0 { host: handed(HOST), address: handed(ADDRESS) };
     let asked = handed(CONTAINER);
     let (task, mut submitted) = surroundings(asked.as_deref());
+    let told = handed(TOLD).unwrap_or_default();
     if let Some(marks) = handed(MARKS) {
         if let Some(submitted) = &mut submitted {
             submitted.set(config::MARKS, marks.clone());
@@ -104,7 +105,7 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     apply(&plan, &mut handle)?;
     start(&plan, &mut handle)?;
     if step.rank == 0 {
-        tell(&plan, show);
+        tell(&plan, show, &told);
     }
     with_node(|node| {
         if let Some((gate, mut limit)) = node.and_then(|node| Some((node.gate.as_ref()?, node.limit))) {
@@ -160,9 +161,13 @@ fn make_plan(
     let command = handle.command().unwrap_or_default();
     let names = rendezvous::wanted(step, &command, submitted.unwrap_or(environment), settings, rank0);
     let network = Network::of_this_node(&names, settings.iface.is_some())?;
-    let node = with_node(|node| node.map(|node| node.facts.clone()).unwrap_or_default());
     let start = start_facts(settings, &command, step, environment);
-    let task = TaskFacts { start: Some(start), ..task.clone() };
+    let (mut node, root) = with_node(|node| node.map(|node| (node.facts.clone(), node.root.clone())))
+        .unwrap_or_else(|| (NodeFacts::default(), "/".into()));
+    node.netdevs = node.netdevs.map(|devices| netdevs::of_this_namespace(&root, devices));
+    let seen = TaskFacts::read(&root, environment, node.rdma.as_deref().unwrap_or_default())
+        .within(task.container, task.container_keeps.clone());
+    let task = TaskFacts { start: Some(start), ..seen };
     let facts = Facts {
         command: &command,
         node: &node,
@@ -207,12 +212,14 @@ fn start_facts(settings: &Settings, command: &[String], step: &Step, environment
     StartFacts { programs: program::look(Path::new("/"), &paths), configured, prepends: host::can_prepend() }
 }
 
-/// Once per step, from rank 0, before it and its node's ranks start.
-fn tell(plan: &Plan, show: bool) {
+/// Once per step, from rank 0, before it and its node's ranks start. What srun
+/// has told already is left out, but not from the whole plan.
+fn tell(plan: &Plan, show: bool, told: &str) {
     if show {
         to_stderr(&report::table(plan));
     } else {
-        let lines: String = plan.warnings.iter().map(report::warning_line).collect();
+        let told = |line: &String| told.split(' ').any(|mark| u32::from_str_radix(mark, 16) == Ok(report::mark(line)));
+        let lines: String = plan.warnings.iter().map(report::warning_line).filter(|line| !told(line)).collect();
         to_stderr(&lines);
     }
 }

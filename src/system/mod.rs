@@ -6,6 +6,7 @@ pub mod access;
 pub mod child;
 pub mod folder;
 pub mod interfaces;
+pub mod limits;
 pub mod log;
 pub mod output;
 pub mod resolver;

@@ -13,7 +13,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-pub use grammar::{Fault, Grammar, Level, ib_timeout_seconds, nccl_integer};
+pub use grammar::{Fault, Grammar, Level, SUBSYSTEMS, ib_timeout_seconds, nccl_integer};
 
 /// Who reads a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

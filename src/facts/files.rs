@@ -1,0 +1,60 @@
+//! Small files, read whole up to a bound, without waiting on what is no file.
+
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Longer than any attribute of the kernel's: a page.
+const ATTRIBUTE: u64 = 4096;
+
+/// One of the kernel's attributes, without the white space around it. `None`
+/// when it is not there or has no value now: the kernel says EINVAL, EIO or
+/// EOPNOTSUPP for the speed of a device that is down or a slot that is empty.
+pub(super) fn attribute(path: &Path) -> Option<String> {
+    let bytes = open(path).ok().and_then(|file| read(file, ATTRIBUTE).ok())?;
+    Some(String::from_utf8_lossy(&bytes).trim().to_string())
+}
+
+/// A regular file of at most `most` bytes; `None` when there is none. A FIFO or
+/// a device would make a reader wait, or worse: it is refused.
+pub(super) fn regular(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let file = match open(path) {
+        Ok(file) => file,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let bytes = read(file, most + 1)?;
+    if bytes.len() as u64 > most {
+        return Err(io::Error::other(format!("more than {most} bytes")));
+    }
+    Ok(Some(bytes))
+}
+
+fn open(path: &Path) -> io::Result<std::fs::File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
+}
+
+fn read(file: std::fs::File, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The names in a directory, sorted; `None` when there is none.
+///
+/// # Errors
+/// What the kernel says of a directory that is there.
+pub(super) fn names(directory: &Path) -> io::Result<Option<Vec<String>>> {
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    Ok(Some(names))
+}

@@ -1,0 +1,88 @@
+//! For each check of the command and the layout a step it must speak of and one
+//! it must not.
+
+use super::node_examples::World;
+use crate::facts::Step;
+use crate::plan::{Severity, Shape, Warning};
+
+const TWO: &str = "n[1-2]";
+
+fn laid_out(tasks: &str) -> World {
+    World::new(TWO).with(|world| world.step = Step::described(TWO, tasks, 0, 44, 0).unwrap())
+}
+
+/// One task on each node, whose GPUs are `visible`.
+fn alone(command: &str, visible: &str) -> World {
+    laid_out("1").set("CUDA_VISIBLE_DEVICES", visible).command(command)
+}
+
+fn connections(value: &str, command: &str) -> World {
+    World::new(TWO).set("CUDA_DEVICE_MAX_CONNECTIONS", value).command(command).gpus(8, "NVIDIA H100 80GB HBM3")
+}
+
+fn lightning() -> World {
+    World::new(TWO).command("python train.py --trainer pytorch_lightning")
+}
+
+/// Each check with a bad example (true) and a good one, and what it found there.
+pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
+    let agent = |command: &str| laid_out("1").command(command).with(|world| world.shape = Shape::Agent);
+    let megatron = "python pretrain_gpt.py --tensor-model-parallel-size 2";
+    let table: Vec<(&'static str, bool, World)> = vec![
+        // srun -m cyclic on two nodes.
+        ("dist-not-block", true, World::new(TWO).set("SLURM_GTIDS", "0,2,4,6,8,10,12,14")),
+        ("dist-not-block", false, World::new(TWO).set("SLURM_GTIDS", "0,1,2,3,4,5,6,7")),
+        // -m arbitrary may give a node another block, which stays a block.
+        ("dist-not-block", false, World::new(TWO).set("SLURM_GTIDS", "8,9,10,11,12,13,14,15")),
+        ("uneven", true, laid_out("8,4")),
+        ("uneven", false, laid_out("8(x2)")),
+        ("uneven", false, laid_out("1,2").with(|world| world.shape = Shape::Shell)),
+        ("one-task-many-gpus", true, alone("python3 train.py", "0,1,2,3,4,5,6,7")),
+        ("one-task-many-gpus", true, laid_out("1").gpus(8, "NVIDIA H200")),
+        ("one-task-many-gpus", false, alone("python3 train.py", "0")),
+        ("one-task-many-gpus", false, alone("python3 train.py", "")),
+        ("one-task-many-gpus", false, alone("python3 -m maxtext.train", "0,1,2,3")),
+        ("one-task-many-gpus", false, alone("bash run.sh", "0,1,2,3")),
+        ("one-task-many-gpus", false, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "0,1,2,3")),
+        ("deepspeed-five", true, agent("python train.py --deepspeed ds.json")),
+        ("deepspeed-five", false, agent("python -m torch.distributed.run train.py --deepspeed ds.json")),
+        ("deepspeed-five", false, agent("deepspeed train.py")),
+        ("deepspeed-five", false, World::new(TWO).command("python train.py --deepspeed ds.json")),
+        ("lightning-ntpn", true, lightning()),
+        ("lightning-ntpn", false, lightning().set("SLURM_NTASKS_PER_NODE", "8")),
+        ("lightning-ntpn", false, lightning().set("SLURM_JOB_NAME", "interactive")),
+        ("lightning-ntpn", false, World::new(TWO)),
+        ("maxconn-tp", true, connections("8", megatron)),
+        ("maxconn-tp", false, connections("1", megatron)),
+        ("maxconn-tp", false, connections("8", megatron).gpus(8, "NVIDIA B200")),
+        ("maxconn-tp", false, connections("8", "python pretrain_gpt.py --tensor-model-parallel-size=1")),
+        ("maxconn-tp", false, connections("8", &format!("{megatron} --use-megatron-fsdp"))),
+    ];
+    table.into_iter().map(|(id, bad, world)| (id, bad, world.found(id))).collect()
+}
+
+#[test]
+fn each_check_tells_the_bad_from_the_good() {
+    for (id, bad, found) in examples() {
+        assert_eq!(!found.is_empty(), bad, "{id}: {found:?}");
+    }
+}
+
+/// Megatron-LM, megatron/training/arguments.py: an assertion, so certain where
+/// the GPUs are known.
+#[test]
+fn megatron_s_assertion_is_an_error_where_the_gpus_are_known() {
+    let megatron = "python pretrain_gpt.py --context-parallel-size=4";
+    let known = connections("32", megatron).found("maxconn-tp");
+    assert_eq!(known[0].severity, Severity::Error);
+    assert!(known[0].message.contains("CUDA_DEVICE_MAX_CONNECTIONS=32 with --context-parallel-size"), "{known:?}");
+    let unknown = connections("32", megatron).gpus(0, "").found("maxconn-tp");
+    assert_eq!(unknown[0].severity, Severity::Warning);
+}
+
+#[test]
+fn a_lone_program_is_told_how_many_gpus_stay_idle() {
+    let found = alone("/usr/bin/python3.11 train.py", "0,1,2,3,4,5,6,7").found("one-task-many-gpus");
+    assert!(found[0].message.contains("one rank on n1 sees 8 GPUs"), "{found:?}");
+    assert!(found[0].cure.contains("--ntasks-per-node=8"), "{found:?}");
+}
