@@ -444,7 +444,9 @@ fn the_worker_is_looked_for_inside_the_container() {
     let ours = format!("required {} worker={worker}", library().display());
     cluster.0.plugstack(&[&theirs, &ours]);
     let run = |image: &str| {
-        cluster.0.run(&format!("srun -Q -N2 -n4 --container-image={image} --palingenesis=worker train.toml a | sort"))
+        cluster.0.run(&format!(
+            "srun -Q -N2 --ntasks-per-node=2 --container-image={image} --palingenesis=worker train.toml a | sort"
+        ))
     };
     let without = format!("{}\n{}\n", folder.display(), target().display());
     let (with, without) = (cluster.image("", &[]), cluster.image("PATH=/usr/bin:/bin\n", &[("hide", &without)]));
