@@ -1,11 +1,11 @@
 //! What a task finds where it runs: its CPUs, its limits, NCCL's files as seen
 //! from inside its container. Read in the task, as the user.
 
-use super::directories::Directory;
-use super::program::StartFacts;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::directories::Directory;
+use super::program::StartFacts;
 use super::rdma::{self, GidRow};
 use super::{Environment, RdmaPort, files};
 use crate::system::child;
