@@ -47,7 +47,8 @@ fn one_directory_for_all_nodes_and_one_on_each() {
     let uid = slurm.run("id -u").ok().out.trim().to_string();
     let own = format!("/tmp/palingenesis-{uid}");
     let root = format!("{home}/my caches, all #1 100%");
-    let run = slurm.record(&format!("cd; srun -N2 -n4 --palingenesis '--palingenesis-cache={root}' RECORD a"));
+    let run = slurm
+        .record(&format!("cd; srun -N2 --ntasks-per-node=2 --palingenesis '--palingenesis-cache={root}' RECORD a"));
     assert_eq!(run.tasks("a").len(), 4);
     assert_values(run.tasks("a"), &root, &SHARED);
     assert_values(run.tasks("a"), &own, &LOCAL);
@@ -69,7 +70,7 @@ fn one_directory_for_all_nodes_and_one_on_each() {
 
     // Given to sbatch and taken over by each srun in it.
     let batch = slurm.batch(
-        &format!("-N2 -n4 --palingenesis=shared-local=off '--palingenesis-cache={home}/b, c'"),
+        &format!("-N2 --ntasks-per-node=2 --palingenesis=shared-local=off '--palingenesis-cache={home}/b, c'"),
         1,
         "srun RECORD inner
          srun --palingenesis-cache=$HOME/other RECORD own",
@@ -127,7 +128,7 @@ fn no_job_starts_on_a_cache_that_it_cannot_use() {
         ("cache=$HOME/file", ["cannot be used on ", "/file is no directory"]),
         ("local=/etc/closed", ["local=/etc/closed cannot be used on ", "may not make files in /etc/closed"]),
     ] {
-        let said = slurm.run(&format!("srun -N2 -n4 --palingenesis={spec} sh -c 'echo COMMAND-RAN'"));
+        let said = slurm.run(&format!("srun -N2 --ntasks-per-node=2 --palingenesis={spec} sh -c 'echo COMMAND-RAN'"));
         assert_eq!((said.code, said.out.as_str()), (78, ""), "{spec}: {said:?}");
         let mut ours = said.ours();
         ours.sort_unstable();
@@ -154,7 +155,7 @@ fn no_job_starts_on_a_cache_that_it_cannot_use() {
     // One node only cannot: the reason is that node's.
     let on = |node: &str, line: &str| slurm.run_as(&["--as-root", "--node", node], line, 20).ok();
     on("n2", "own=/tmp/palingenesis-$(id -u trainer); rm -rf $own; ln -sT /etc $own");
-    let said = slurm.run("srun -N2 -n4 --palingenesis=local=/tmp sleep 0");
+    let said = slurm.run("srun -N2 --ntasks-per-node=2 --palingenesis=local=/tmp sleep 0");
     assert_eq!(said.code, 78, "{said:?}");
     let link = format!("local=/tmp cannot be used on n2: /tmp/palingenesis-{uid} is a symbolic link");
     assert!(said.ours().len() == 1 && said.err.contains(&link), "{said:?}");

@@ -482,7 +482,7 @@ fn caches_in_a_container_are_those_that_were_asked_for() {
         let image = cluster.image(environ, files);
         let root = format!("/dev/shm/{label}");
         let run = cluster.record(&format!(
-            "srun --palingenesis=cache={root},shared-local=off --container-image={image} -N2 -n4 RECORD c"
+            "srun --palingenesis=cache={root},shared-local=off --container-image={image} -N2 --ntasks-per-node=2 RECORD c"
         ));
         assert_eq!(run.said.err, "", "{label}");
         for task in run.tasks("c") {
