@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use super::rendezvous::{DEFAULT_PORTS, sequence, wanted};
 use super::*;
 use crate::config::{PortRange, Source};
+use crate::facts::task::FileValue;
 
 /// How often what chance decides is tried: PALINGENESIS_SOAK, else once.
 pub(crate) fn rounds() -> usize {
@@ -764,4 +765,78 @@ fn grace_by_the_nccl_of_the_image() {
         assert_eq!(plan("NVIDIA GB300", version), (None, None, true));
     }
     assert_eq!(plan("NVIDIA B200", Some("2.25.1")), (None, None, false));
+}
+
+/// Of all that we set, whatever is asked for, the reader of each variable takes
+/// each value; NCCL's guide has 1 to 31 for NCCL_IB_TIMEOUT, and seconds written
+/// there are the mistake of <https://github.com/open-thoughts/OpenThoughts-Agent/pull/77>.
+#[test]
+fn every_value_of_ours_is_one_that_its_reader_takes() {
+    let models = ["", "NVIDIA H100 80GB HBM3", "NVIDIA B200", "NVIDIA GB200"];
+    let mut values = 0;
+    for profile in ["default", "fsdp", "megatron", "deepspeed", "jax", "worker"] {
+        for words in ["", ",debug", ",deterministic", ",debug,deterministic"] {
+            for fabric in ["auto", "infiniband", "roce", "efa", "tcp", "single-node"] {
+                for (nodes, model) in ["n1", "n[1-2]"].into_iter().flat_map(|n| models.map(|model| (n, model))) {
+                    let mut world = World::new(nodes, "8", 0);
+                    world.node.gpu_models.extend((!model.is_empty()).then(|| model.to_string()));
+                    let spec = format!("{profile}{words},fabric={fabric}");
+                    let plan = world.plan(&spec).unwrap_or_else(|refusal| panic!("{spec}: {refusal}"));
+                    for set in &plan.env {
+                        let Some(entry) = catalog::entry(&set.name) else { continue };
+                        assert_eq!(entry.grammar.fault(&set.value), None, "{}={} by {spec}", set.name, set.value);
+                        values += 1;
+                    }
+                    if let Some(timeout) = plan.value("NCCL_IB_TIMEOUT") {
+                        assert!(
+                            timeout.parse().is_ok_and(|timeout| (1..=31).contains(&timeout)),
+                            "{timeout} by {spec}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+    assert!(values > 1000, "{values}");
+}
+
+/// With a variable missing DeepSpeed asks MPI instead (deepspeed/comm/comm.py,
+/// required_env), and accelerate takes a LOCAL_RANK of -1 for a lone process
+/// (accelerate/state.py).
+#[test]
+fn a_task_on_each_gpu_has_what_deepspeed_and_accelerate_read() {
+    for (profile, command) in [("deepspeed", "python train.py --deepspeed ds.json"), ("", "python train.py")] {
+        let mut world = World::new("n[1-2]", "4(x2)", 5);
+        world.command = command.split(' ').map(String::from).collect();
+        let plan = world.plan(profile).unwrap();
+        let read = |name| plan.value(name).unwrap_or_else(|| panic!("{name} is missing"));
+        for (name, value) in
+            [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4"), ("MASTER_ADDR", "n1")]
+        {
+            assert_eq!(read(name), value, "{name}");
+        }
+        assert!(
+            read("MASTER_PORT")
+                .parse::<u16>()
+                .is_ok_and(|port| (DEFAULT_PORTS.low..=DEFAULT_PORTS.high).contains(&port))
+        );
+        // Either would put its streams behind each other in one connection.
+        assert_eq!(plan.value("CUDA_DEVICE_MAX_CONNECTIONS").is_none(), profile == "deepspeed");
+        assert_eq!(plan.warnings, []);
+    }
+}
+
+/// A wrong value in one of NCCL's files is told with the file's name.
+#[test]
+fn what_is_wrong_in_nccl_s_own_file_is_told_by_the_file_s_name() {
+    let mut world = World::new("n[1-2]", "1(x2)", 0);
+    let file = "/home/ada/.nccl.conf".to_string();
+    world.task.nccl_files.push(FileValue { name: "NCCL_IB_TIMEOUT".into(), value: "120".into(), file });
+    let plan = world.plan("").unwrap();
+    let [warning] = plan.warnings.as_slice() else { panic!("{:#?}", plan.warnings) };
+    assert_eq!(warning.id, "ib-timeout-range");
+    assert!(warning.message.starts_with("NCCL_IB_TIMEOUT=120 in /home/ada/.nccl.conf"), "{}", warning.message);
+    // It counts as set all the same; what the user exports stands above the file.
+    assert!(plan.value("NCCL_IB_TIMEOUT").is_none());
+    assert_eq!(world.export(&[("NCCL_IB_TIMEOUT", "23")]).plan("").unwrap().warnings, []);
 }

@@ -170,6 +170,33 @@ fn nothing_is_found_in_an_empty_environment_nor_in_what_we_set() {
     }
 }
 
+/// The examples of the site file that admins start from, looked at as an admin's
+/// values are, and as a user's.
+#[test]
+fn nothing_is_found_in_the_examples_of_the_site_file() {
+    let text = include_str!("../../../etc/palingenesis.toml");
+    let examples: Vec<String> = text
+        .lines()
+        .filter_map(|line| line.trim_start_matches('#').split_once(" = "))
+        .filter(|(name, _)| name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_'))
+        .map(|(name, value)| format!("{name}={}", value.trim_matches('"')))
+        .collect();
+    assert!(examples.len() >= 4, "{examples:?}");
+    for from in [From::User, From::Site("palingenesis.toml:1".into())] {
+        let mut scene = env(&[]).from(from, &examples.iter().map(String::as_str).collect::<Vec<_>>());
+        let port = |device: String| crate::facts::RdmaPort {
+            device,
+            port: 1,
+            link: crate::facts::rdma::LinkLayer::Ethernet,
+            active: true,
+            gbps: Some(400),
+            driver: Some("mlx5_core".into()),
+        };
+        scene.node.rdma = Some((0..4).map(|number| port(format!("mlx5_{number}"))).collect());
+        assert_eq!(scene.look(), [], "{examples:?}");
+    }
+}
+
 #[test]
 fn the_settings_decide_what_becomes_of_a_finding() {
     let found = |spec: &str| {
