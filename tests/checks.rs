@@ -59,6 +59,21 @@ fn a_wrong_value_is_told_once_and_the_job_runs_with_it() {
         &["NCCL_IB_DISABLE=true", "NCCL reads it as 0, so InfiniBand stays on", "write 1"],
     );
 
+    // <https://github.com/llm-d/llm-d-benchmark/pull/1862>: names that nobody reads,
+    // each told once with what was meant, and left where they are.
+    let typos = "NCCL_EXCLUDE_IB_HCA=mlx5_7 NCCL_SOCKET_IFNAMES=eth0 NCCL_DEBG=INFO";
+    let said = sandbox.run(&format!("{typos} {four} sh -c 'env | grep -c -e ^NCCL_E -e ^NCCL_DEBG -e NAMES='")).ok();
+    assert_eq!(said.out, "3\n".repeat(4), "{said:#?}");
+    assert_eq!(said.ours().len(), 3, "{said:#?}");
+    for (name, meant) in [
+        ("NCCL_EXCLUDE_IB_HCA", "NCCL_IB_HCA"),
+        ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_DEBG", "NCCL_DEBUG"),
+    ] {
+        let told = |line: &&&str| line.contains(name) && line.contains(&format!("write {meant} "));
+        assert_eq!(said.ours().iter().filter(told).count(), 1, "{name}: {said:#?}");
+    }
+
     // What srun cannot know rank 0 tells.
     let said = sandbox.run(&format!("NCCL_DEBUG_SUBSYS=NET {four} true")).ok();
     one_line(&said, "[subsys-no-info]", &["NCCL_DEBUG=WARN"]);

@@ -328,7 +328,9 @@ fn steps_on_chosen_nodes_of_a_job() {
 }
 
 /// What the user exports is kept where `--export` lets it through, and not seen
-/// where it does not.
+/// where it does not: `--export=NAME=VALUE` leaves a task no HOME and no PATH
+/// (<https://github.com/NVIDIA/pyxis/issues/101>), in which a program of Slurm's
+/// would not be found (<https://github.com/NVIDIA/enroot/issues/136>).
 #[test]
 fn every_form_of_export() {
     let Some(slurm) = cluster("export") else { return };
@@ -346,6 +348,7 @@ fn every_form_of_export() {
     ]
     .map(|(label, option)| format!("{user} srun --palingenesis {option} -N2 -n2 RECORD {label} || exit\n"))
     .concat();
+    let line = format!("{line}settled; env -i /usr/bin/srun --palingenesis -N2 -n2 RECORD nothing");
     let run = slurm.record(&line);
     assert_eq!(run.said.ours(), [""; 0]);
     let of_user = |label: &str| {
@@ -361,7 +364,7 @@ fn every_form_of_export() {
     for label in ["all", "more", "preserve", "long"] {
         assert_eq!(of_user(label), ["10.99.0.1", "29555", "INFO"], "{label}");
     }
-    for label in ["none", "nil", "set"] {
+    for label in ["none", "nil", "set", "nothing"] {
         let [host, _, debug] = of_user(label);
         assert_eq!((host.as_str(), debug.as_str()), ("node001", "WARN"), "{label}");
         slurm.check(run.tasks(label));

@@ -131,6 +131,17 @@ fn the_user_s_own_file_of_nccl_is_found_in_the_home_directory() {
         let [line] = kept[..] else { panic!("{said:#?}") };
         assert_parts(line, &["NCCL finds it in /", file]);
     }
+    // What is wrong in it is told once, by the file's name, and left to NCCL.
+    let wrong = sandbox
+        .run(
+            "echo NCCL_IB_TIMEOUT=120 >$HOME/.nccl.conf
+             srun -N2 -n4 --ntasks-per-node=2 --palingenesis bash -c 'echo timeout=$NCCL_IB_TIMEOUT'",
+        )
+        .ok();
+    let [line] = of(&wrong, "ib-timeout-range")[..] else { panic!("{wrong:#?}") };
+    assert_parts(line, &["warning: NCCL_IB_TIMEOUT=120 in /", "/.nccl.conf", "22 is two minutes"]);
+    assert_eq!(wrong.out, "timeout=\n".repeat(4), "{wrong:#?}");
+
     let words: Vec<&str> = said.out.split_whitespace().collect();
     let ["debug=", threads, cpus] = words[..] else { panic!("{said:#?}") };
     let threads: u32 = threads.strip_prefix("threads=").unwrap().parse().unwrap();
