@@ -152,6 +152,18 @@ fn no_job_starts_on_a_cache_that_it_cannot_use() {
         assert!(said.err.contains(part), "{said:?}");
     }
 
+    // No flag: said where it stands, and not where an srun with the flag may follow.
+    let said = slurm.run("srun -N2 -n2 --palingenesis-cache=$HOME/alone sh -c 'echo $HF_HOME.'").ok();
+    assert_eq!((said.out.as_str(), said.ours().len()), (".\n.\n", 1), "{said:?}");
+    assert!(said.err.contains("warning: --palingenesis-cache alone does nothing; add --palingenesis"), "{said:?}");
+    for line in [
+        "salloc -Q -N1 --palingenesis-cache=$HOME/alone srun -n1 true",
+        "srun -N1 -n1 --palingenesis=off --palingenesis-cache=$HOME/alone true",
+        "[ ! -e ~/alone ]; PALINGENESIS= srun -N1 -n1 --palingenesis-cache=$HOME/alone true; [ -e ~/alone ]",
+    ] {
+        assert_eq!(slurm.run(line).ok().ours(), [""; 0], "{line}");
+    }
+
     // One node only cannot: the reason is that node's.
     let on = |node: &str, line: &str| slurm.run_as(&["--as-root", "--node", node], line, 20).ok();
     on("n2", "own=/tmp/palingenesis-$(id -u trainer); rm -rf $own; ln -sT /etc $own");

@@ -19,10 +19,10 @@ pub(super) fn offer(offers: &mut Offers, facts: &Facts, shape: Shape, ranks_per_
     let share = on_node.map_or(u32::MAX, |cpus| cpus / ranks).max(1);
     let own = (mask / ranks_per_task.max(1)).max(1);
     let threads = own.min(share);
-    let why = if own <= share {
-        format!("the rank's share of its task's {mask} CPUs")
-    } else {
-        format!("the rank's share: its mask of {mask} CPUs is that of other ranks too")
+    let cpus = |number: u32| format!("{number} CPU{}", if number == 1 { "" } else { "s" });
+    let why = match on_node.filter(|_| own > share) {
+        None => format!("the rank's share of its task's {}", cpus(mask)),
+        Some(on_node) => format!("the rank's share of the job's {} here; its mask has {mask}", cpus(on_node)),
     };
     offers.derived(name, threads.to_string(), why);
 }

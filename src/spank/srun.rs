@@ -252,6 +252,7 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     // The flag may come with a later component only.
     CALLS.fetch_add(1, Ordering::Relaxed);
     if nothing_to_do() {
+        caches_alone();
         return Ok(());
     }
     let environment = Environment::of_process();
@@ -296,6 +297,14 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     hand_over(SPEC, &given.to_string());
     *lock(&SETTINGS) = Some(settings);
     Ok(())
+}
+
+/// Of an srun with `--palingenesis-cache` and no flag, which is easily taken for
+/// one. What sbatch or salloc handed down is for those sruns that have the flag.
+fn caches_alone() {
+    if lock(&CACHE_GIVEN).is_some() && std::env::var_os(config::CACHE_HANDED_DOWN).is_none() {
+        tell(&["palingenesis: warning: --palingenesis-cache alone does nothing; add --palingenesis\n".into()]);
+    }
 }
 
 /// Whether the step has several het components, as far as `init_post_opt` knows.
