@@ -860,7 +860,10 @@ pub fn help() -> String {
     }
     text.push_str("\nKeys:\n");
     for key in KEYS {
-        text.push_str(&format!("  {:<36} {}\n", format!("{}={}", key.name, key.value), key.meaning));
+        let name = format!("{}={}", key.name, key.value);
+        // A long one has its line for itself, so that the meanings stay in their column.
+        let name = if name.len() > 36 { format!("{name}\n{:38}", "") } else { format!("{name:<36}") };
+        text.push_str(&format!("  {name} {}\n", key.meaning));
     }
     text.push_str(
         "\nPALINGENESIS=SPEC in srun's environment counts as the flag; PALINGENESIS_OPT_<KEY>=VALUE supplies a value\n\

@@ -53,7 +53,11 @@ const LOCAL: &[Cache] = &[
         folder: "torch_extensions",
         why: "a lock file that a killed job left in a shared home makes all later ranks wait for ever",
     },
-    Cache { name: "CUDA_CACHE_PATH", folder: "cuda", why: "in a shared home ranks wait for its locks, and it fills the quota" },
+    Cache {
+        name: "CUDA_CACHE_PATH",
+        folder: "cuda",
+        why: "in a shared home ranks wait for its locks, and it fills the quota",
+    },
 ];
 
 /// Variables that must name a directory which all nodes share.
