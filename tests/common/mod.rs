@@ -279,6 +279,11 @@ impl Sandbox {
 impl Drop for Sandbox {
     fn drop(&mut self) {
         let _ = script().arg("down").arg("--dir").arg(&self.dir).output();
+        // It keeps what is not its own: a test's files beside the cluster's.
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let _ = fs::remove_file(entry.path());
+        }
+        let _ = fs::remove_dir(&self.dir);
     }
 }
 
