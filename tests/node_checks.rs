@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Said, Sandbox, library, open_folder};
 
-/// A node with eth0, ib0 and mlx5_0 to mlx5_7 on InfiniBand.
+/// A node with a GPU, eth0, ib0 and mlx5_0 to mlx5_7 on InfiniBand.
 fn recorded(name: &str) -> PathBuf {
     let root = open_folder().join(format!("node-checks-{name}"));
     let _ = fs::remove_dir_all(&root);
@@ -25,6 +25,7 @@ fn recorded(name: &str) -> PathBuf {
         write(&root, &format!("{folder}/flags"), flags);
         write(&root, &format!("{folder}/operstate"), state);
     }
+    write(&root, "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t NVIDIA H100 80GB HBM3");
     for device in 0..8 {
         let port = format!("sys/class/infiniband/mlx5_{device}/ports/1");
         write(&root, &format!("{port}/state"), "4: ACTIVE");

@@ -118,17 +118,22 @@ fn grace(offers: &mut Offers, facts: &Facts) {
 
 /// Megatron-LM's and Megatron-Bridge's flags, without dashes and with `_` for `-`.
 const EXPERT_OVERLAP: [&str; 4] = ["overlap_moe_expert_parallel_comm", "moe_enable_deepep", "deepep", "hybridep"];
-pub(super) const USER_BUFFERS: [&str; 3] = ["nccl_ub", "use_nccl_ub", "use_sharp"];
+pub(super) const USER_BUFFERS: [&str; 2] = ["nccl_ub", "use_nccl_ub"];
 pub(super) const CUDA_GRAPHS: [&str; 4] = ["enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph"];
 const DATA_OVERLAP: [&str; 2] = ["overlap_grad_reduce", "overlap_param_gather"];
 
 /// Whether a word of the command is one of these flags, as `--a-b`, `a_b=…` or
-/// the last part of `x.y.a_b=…`.
+/// the last part of `x.y.a_b=…`, and not switched off by its value.
 pub(super) fn has_any(command: &[String], flags: &[&str]) -> bool {
-    command.iter().any(|word| {
-        let name = word.trim_start_matches(['-', '+']).split('=').next().unwrap_or_default();
+    let off = |value: &str| ["false", "none", "off", "no", "0"].iter().any(|word| word.eq_ignore_ascii_case(value));
+    command.iter().enumerate().any(|(place, word)| {
+        let bare = word.trim_start_matches(['-', '+']);
+        let (name, value) = match bare.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (bare, command.get(place + 1).map(String::as_str)),
+        };
         let name = name.rsplit('.').next().unwrap_or(name).replace('-', "_").to_ascii_lowercase();
-        flags.contains(&name.as_str())
+        flags.contains(&name.as_str()) && !value.is_some_and(off)
     })
 }
 
@@ -275,6 +280,22 @@ mod tests {
         ] {
             assert!(!is_blackwell(model), "{model}");
         }
+    }
+
+    #[test]
+    fn a_flag_counts_unless_its_value_switches_it_off() {
+        let has = |command: &str| {
+            let words: Vec<String> = command.split_whitespace().map(String::from).collect();
+            has_any(&words, &CUDA_GRAPHS)
+        };
+        for command in ["x --enable-cuda-graph", "x model.enable_cuda_graph=True", "x --cuda-graph-impl local"] {
+            assert!(has(command), "{command}");
+        }
+        for command in ["x --cuda-graph-impl none", "x model.enable_cuda_graph=False", "x --cuda-graph-impl=none"] {
+            assert!(!has(command), "{command}");
+        }
+        // Reductions in the switches of InfiniBand need no registered buffers.
+        assert!(!has_any(&["--use-sharp".into()], &USER_BUFFERS));
     }
 
     #[test]

@@ -191,6 +191,14 @@ pub struct Warning {
     pub cure: String,
 }
 
+impl Warning {
+    fn soften(&mut self) {
+        if self.severity == Severity::Error {
+            self.severity = Severity::Warning;
+        }
+    }
+}
+
 /// The step, and this rank's place in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct StepPlan {

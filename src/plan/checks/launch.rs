@@ -107,7 +107,7 @@ fn program(command: &[String]) -> &str {
 }
 
 /// Python itself; what a shell script starts is not known.
-fn is_python(command: &[String]) -> bool {
+pub(super) fn is_python(command: &[String]) -> bool {
     program(command)
         .strip_prefix("python")
         .is_some_and(|version| version.chars().all(|c| c == '.' || c.is_ascii_digit()))
@@ -117,7 +117,11 @@ fn one_task_many_gpus(subject: &Subject, findings: &mut Findings) {
     if subject.shape != Some(Shape::Native) || subject.tasks_on_a_node != Some(1) || !is_python(subject.command) {
         return;
     }
-    // One process for all GPUs of a node is JAX's way.
+    // `python -c` tries something out, and one process for all GPUs of a node is
+    // JAX's way.
+    if subject.command.get(1).is_some_and(|word| word == "-c") {
+        return;
+    }
     let jax = subject.settings.profile == Profile::Jax || names(subject.command, &["jax", "maxtext"]);
     let gpus = gpus_of_the_task(subject);
     if gpus > 1 && !jax {

@@ -15,6 +15,7 @@ mod nccl;
 mod node;
 #[cfg(test)]
 mod node_examples;
+mod tools;
 mod torch;
 mod version;
 
@@ -320,9 +321,19 @@ pub fn look(subject: &Subject, phases: &[Phase]) -> Vec<Warning> {
     if subject.settings.checks == CheckLevel::Off && subject.settings.rules.is_empty() {
         return findings.list;
     }
+    let tool = tools::is_one(subject.command);
+    let nccl_runs = !tool && subject.node.is_none_or(|node| !node.gpu_models.is_empty());
     for rule in tables().filter(|rule| phases.contains(&rule.phase)) {
+        if tool && tools::NEEDS_NOT.contains(&rule.id) {
+            continue;
+        }
         findings.id = rule.id;
+        let before = findings.list.len();
         (rule.run)(subject, &mut findings);
+        // Where no NCCL runs nothing of it fails for certain.
+        if !nccl_runs && node::OF_NCCL.contains(&rule.id) {
+            findings.list[before..].iter_mut().for_each(Warning::soften);
+        }
     }
     findings.list
 }

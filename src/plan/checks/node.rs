@@ -40,6 +40,9 @@ const fn node(id: &'static str, severity: Severity, looks_for: &'static str, run
     Rule::new(id, Phase::Node, severity, looks_for, run)
 }
 
+/// Checks whose errors are NCCL's.
+pub(super) const OF_NCCL: [&str; 4] = ["ifname-missing", "ifname-lo", "gid-since-221", "mnnvl-no-imex"];
+
 /// From here on a limit on locked memory is no matter for NCCL, which pins some
 /// tens of megabytes for each peer.
 const ENOUGH_LOCKED: u64 = 64 << 30;
