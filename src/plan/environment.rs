@@ -15,6 +15,9 @@ pub(super) struct Wanted {
     pub profile: Profile,
     pub debug: bool,
     pub deterministic: bool,
+    /// Which of the two words was given for this step, not by the site file.
+    pub debug_asked: bool,
+    pub deterministic_asked: bool,
 }
 
 pub(super) fn offer(offers: &mut Offers, facts: &Facts, step: &StepPlan, wanted: Wanted) {
@@ -54,10 +57,10 @@ pub(super) fn offer(offers: &mut Offers, facts: &Facts, step: &StepPlan, wanted:
         _ => {}
     }
     if wanted.debug {
-        debug(offers);
+        debug(offers, word(wanted.debug_asked));
     }
     if wanted.deterministic {
-        deterministic(offers, wanted.profile);
+        deterministic(offers, wanted.profile, word(wanted.deterministic_asked));
     }
 }
 
@@ -197,7 +200,12 @@ fn jax(offers: &mut Offers, facts: &Facts, step: &StepPlan) {
     }
 }
 
-fn debug(offers: &mut Offers) {
+/// Where a word that adds to the profile stands.
+fn word(asked: bool) -> Layer {
+    if asked { Layer::Chosen } else { Layer::AddOn }
+}
+
+fn debug(offers: &mut Offers, layer: Layer) {
     let why = "debug: ";
     for (name, value, what) in [
         ("NCCL_DEBUG", "INFO", "NCCL says what it finds and decides"),
@@ -206,13 +214,13 @@ fn debug(offers: &mut Offers) {
         ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "c10d checks each collective among the ranks; slow"),
         ("TORCH_SHOW_CPP_STACKTRACES", "1", "errors of native code show where they came from"),
     ] {
-        offers.value(Layer::AddOn, Origin::Profile, name, value, format!("{why}{what}"));
+        offers.value(layer, Origin::Profile, name, value, format!("{why}{what}"));
     }
 }
 
-fn deterministic(offers: &mut Offers, profile: Profile) {
+fn deterministic(offers: &mut Offers, profile: Profile, layer: Layer) {
     let mut offer = |name: &str, value: &str, what: &str| {
-        offers.value(Layer::AddOn, Origin::Profile, name, value, format!("deterministic: {what}"));
+        offers.value(layer, Origin::Profile, name, value, format!("deterministic: {what}"));
     };
     offer("CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS sums in one order with a workspace of fixed size");
     offer("NCCL_ALGO", "Ring", "one order of reduction, whatever the message's size");

@@ -303,6 +303,8 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
         profile: site_profile.map_or(settings.profile, |profile| profile.base),
         debug: settings.debug || site_profile.is_some_and(|profile| profile.debug),
         deterministic: settings.deterministic || site_profile.is_some_and(|profile| profile.deterministic),
+        debug_asked: spec.debug,
+        deterministic_asked: spec.deterministic,
     };
     let mut profile = settings.profile_name().to_string();
     for (word, given) in [("debug", wanted.debug), ("deterministic", wanted.deterministic)] {
