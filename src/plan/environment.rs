@@ -82,6 +82,10 @@ fn connections(offers: &mut Offers, facts: &Facts, profile: Profile) {
         offers.nothing(name, why);
         return;
     }
+    if has_any(facts.command, &MEGATRON_FSDP) {
+        offers.nothing(name, "the command uses Megatron's FSDP, which does not start with one connection");
+        return;
+    }
     if let Some(model) = facts.node.gpu_models.iter().find(|model| is_blackwell(model)) {
         let why = format!("{model}: since Blackwell the order of kernels needs no single connection");
         offers.profile(name, "32", why);
@@ -123,6 +127,8 @@ fn grace(offers: &mut Offers, facts: &Facts) {
 const EXPERT_OVERLAP: [&str; 4] = ["overlap_moe_expert_parallel_comm", "moe_enable_deepep", "deepep", "hybridep"];
 pub(super) const USER_BUFFERS: [&str; 2] = ["nccl_ub", "use_nccl_ub"];
 pub(super) const CUDA_GRAPHS: [&str; 4] = ["enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph"];
+/// Flags whose start asserts against one connection (Megatron-LM, arguments.py).
+pub(super) const MEGATRON_FSDP: [&str; 3] = ["use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"];
 const DATA_OVERLAP: [&str; 2] = ["overlap_grad_reduce", "overlap_param_gather"];
 
 /// Whether a word of the command is one of these flags, as `--a-b`, `a_b=…` or
@@ -188,6 +194,12 @@ fn megatron(offers: &mut Offers, facts: &Facts) {
 /// slurm_cluster.py); its port is one per job, not per step.
 fn jax(offers: &mut Offers, facts: &Facts, step: &StepPlan) {
     let (host, port) = (step.master_addr.as_deref(), step.master_port);
+    // JAX takes GPU number SLURM_LOCALID, which a task that sees one does not have.
+    let visible = facts.environment.get("CUDA_VISIBLE_DEVICES").map(super::agent::listed);
+    if visible == Some(1) && step.local_world_size > 1 {
+        let why = "the task sees one GPU, which is number 0 to it; JAX would take the number of the task";
+        offers.value(Layer::Profile, Origin::Step, "JAX_LOCAL_DEVICE_IDS", "0", why);
+    }
     if let Some(port) = port {
         let why = "MASTER_PORT: JAX's own would be the same in all steps of the job";
         offers.value(Layer::Profile, Origin::Step, "JAX_COORDINATOR_PORT", port.to_string(), why);

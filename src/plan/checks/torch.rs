@@ -10,7 +10,7 @@ use super::{Findings, From, Phase, Rule, Severity, Subject, Value};
 use crate::config::{Fabric, Profile, nearest, printable};
 use crate::plan::Shape;
 use crate::plan::catalog::{self, Fault, Grammar, Reader};
-use crate::plan::environment::{CUDA_GRAPHS, USER_BUFFERS, framework_in, has_any, is_blackwell};
+use crate::plan::environment::{CUDA_GRAPHS, MEGATRON_FSDP, USER_BUFFERS, framework_in, has_any, is_blackwell};
 
 use Phase::{Environment, Launch, Node};
 use Severity::{Error, Info};
@@ -335,10 +335,6 @@ fn maxconn_range(subject: &Subject, findings: &mut Findings) {
     }
 }
 
-/// Megatron-LM's flags for FSDP, whose start asserts against one connection
-/// (megatron/training/arguments.py).
-const MEGATRON_FSDP: [&str; 3] = ["use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"];
-
 fn maxconn_fsdp(subject: &Subject, findings: &mut Findings) {
     let Some(value) = subject.given(MAXCONN).filter(|value| value.value.trim() == "1") else { return };
     let unset = "unset it";
@@ -381,11 +377,15 @@ fn launch_blocking(subject: &Subject, findings: &mut Findings) {
     let on = |value: &str| value != "0" && !value.is_empty();
     let mut tell = |name: &str, is: &dyn Fn(&str) -> bool, what: &str| {
         if let Some(value) = subject.given(name).filter(|value| is(&value.value)) {
-            findings.warn(format!("{}: {what}", value.shown()), "unset it, unless a fault is looked for");
+            findings.warn(format!("{} {what}", value.shown()), "unset it, unless a fault is looked for");
         }
     };
-    tell("CUDA_LAUNCH_BLOCKING", &on, "for debugging: the CPU waits for each kernel");
-    tell("PYTORCH_NO_CUDA_MEMORY_CACHING", &|_| true, "for debugging: each tensor is a cudaMalloc; any value does it");
+    tell("CUDA_LAUNCH_BLOCKING", &on, "is for debugging: the CPU waits for each kernel");
+    tell(
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        &|_| true,
+        "is for debugging, whatever its value: each tensor is a cudaMalloc of its own",
+    );
     tell(
         "NVIDIA_TF32_OVERRIDE",
         &|value| value == "0",
@@ -396,7 +396,7 @@ fn launch_blocking(subject: &Subject, findings: &mut Findings) {
         tell(
             "TORCH_DISTRIBUTED_DEBUG",
             &detail,
-            "for debugging: all ranks compare each collective before they start it",
+            "is for debugging: all ranks compare each collective before they start it",
         );
     }
 }
