@@ -140,9 +140,7 @@ const fn elsewhere(id: &'static str, phase: Phase, severity: Severity, looks_for
 pub const UNDECIDED: &[(&str, &str)] = &[
     ("elastic-leak", "cured: TORCHELASTIC_* is taken out of every rank's environment, and ranks-stale names it"),
     ("master-loopback", "refused where MASTER_ADDR is settled, in srun or on the node, whatever checks= says"),
-    ("gpus-per-task", "a cgroup may hide GPUs that CUDA_VISIBLE_DEVICES names: only CUDA in the rank tells"),
-    ("gpus-none", "a cgroup may hide GPUs that CUDA_VISIBLE_DEVICES names: only CUDA in the rank tells"),
-    ("gpus-fewer", "a cgroup may hide GPUs that CUDA_VISIBLE_DEVICES names: only CUDA in the rank tells"),
+    ("gpus-none", "a step without GPUs may be meant so, and a cgroup may hide them all: only CUDA in the rank tells"),
 ];
 
 fn tables() -> impl Iterator<Item = &'static Rule> {
