@@ -75,11 +75,11 @@ fn listed(names: impl IntoIterator<Item = String>) -> String {
     text
 }
 
-/// What may have been meant: near, and with the same number at its end, since
-/// mlx5_1 for mlx5_9 would be a guess.
+/// What may have been meant: near, and with the same numbers in it, since mlx5_1
+/// for mlx5_9 would be a guess.
 fn meant<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let tail = |name: &str| name[name.trim_end_matches(|c: char| c.is_ascii_digit()).len()..].to_string();
-    let names = names.into_iter().filter(|name| tail(name) == tail(word));
+    let numbers = |name: &str| name.chars().filter(char::is_ascii_digit).collect::<String>();
+    let names = names.into_iter().filter(|name| numbers(name) == numbers(word));
     nearest(word, names).filter(|near| *near != word)
 }
 
@@ -403,7 +403,7 @@ fn hca_netdev(subject: &Subject, findings: &mut Findings) {
                 if nothing { ": it finds none and goes over TCP, many times slower" } else { "" }
             ),
             format!(
-                "name RDMA devices (active are {}); interfaces belong into NCCL_SOCKET_IFNAME",
+                "name RDMA devices (active are {}); interfaces belong in NCCL_SOCKET_IFNAME",
                 port_names(ports.iter().filter(|port| speaks_verbs(port)))
             ),
         );
@@ -636,7 +636,9 @@ fn open_files(subject: &Subject, findings: &mut Findings) {
     let ranks = u64::from(subject.nodes.unwrap_or(1)) * ranks_here(subject);
     if limit < 65_536 && ranks > 256 {
         findings.warn(
-            format!("ulimit -n is {limit} for {ranks} ranks: connections to the others and open data may be more"),
+            format!(
+                "ulimit -n is {limit} for {ranks} ranks: connections to the others and open files of data may need more"
+            ),
             "`ulimit -n 65536` before srun, or up to `ulimit -Hn`",
         );
     }
@@ -676,7 +678,7 @@ fn cpus(subject: &Subject, findings: &mut Findings) {
                 if cpus == 1 { "" } else { "s" },
                 here(subject)
             ),
-            "give srun --cpus-per-task=N (it does not follow sbatch's since Slurm 22.05), or --cpu-bind=none",
+            "give srun --cpus-per-task=N (Slurm 22.05 to 23.02 does not take over sbatch's), or --cpu-bind=none",
         );
     }
 }

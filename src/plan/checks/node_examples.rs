@@ -377,6 +377,17 @@ fn a_port_s_number_that_is_none_is_named() {
     }
 }
 
+/// Google's settings for A3 Mega machines have NCCL_PROTO=Simple,LL128
+/// (GoogleCloudPlatform/cluster-toolkit, examples):
+/// no harm where NVLink keeps the order.
+#[test]
+fn ll128_among_others_is_a_danger_without_nvlink_only() {
+    let list = || set("NCCL_PROTO", "Simple,LL128");
+    says(&list(), "algo-proto", Severity::Info, &["takes the choice"]);
+    says(&list().gpus(8, H100), "algo-proto", Severity::Info, &["takes the choice"]);
+    says(&list().gpus(4, "NVIDIA A10"), "algo-proto", Severity::Warning, &["corrupted"]);
+}
+
 /// Somebody who looks at a node is not told what it lacks for a training.
 #[test]
 fn a_step_that_trains_nothing_is_silent_on_any_node() {
