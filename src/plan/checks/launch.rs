@@ -161,14 +161,15 @@ fn one_task_many_gpus(subject: &Subject, findings: &mut Findings) {
     if subject.shape != Some(Shape::Native) || subject.tasks_on_a_node != Some(1) || !is_python(subject.command) {
         return;
     }
-    // `python -c` tries something out, and one process for all GPUs of a node is
-    // JAX's way.
+    // `python -c` tries something out; one process for all GPUs of a node is JAX's
+    // way, and servers and Ray start their own.
     if subject.command.get(1).is_some_and(|word| word == "-c") {
         return;
     }
-    let jax = subject.settings.profile == Profile::Jax || names(subject.command, &["jax", "maxtext"]);
+    let one_for_all = ["jax", "maxtext", "vllm", "sglang", "ray", "verl"];
+    let meant = subject.settings.profile == Profile::Jax || names(subject.command, &one_for_all);
     let gpus = gpus_of_the_task(subject);
-    if gpus > 1 && !jax {
+    if gpus > 1 && !meant {
         let node = subject.step.map_or("the node", |step| step.node.as_str());
         findings.warn(
             format!(

@@ -42,6 +42,7 @@ pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
         ("one-task-many-gpus", false, alone("python3 train.py", "0")),
         ("one-task-many-gpus", false, alone("python3 train.py", "")),
         ("one-task-many-gpus", false, alone("python3 -m maxtext.train", "0,1,2,3")),
+        ("one-task-many-gpus", false, alone("python3 -m vllm.entrypoints.openai.api_server", "0,1,2,3")),
         ("one-task-many-gpus", false, alone("bash run.sh", "0,1,2,3")),
         ("one-task-many-gpus", false, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "0,1,2,3")),
         ("gpus-per-task", true, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "3")),

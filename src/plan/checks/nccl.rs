@@ -452,7 +452,7 @@ fn algo_proto(subject: &Subject, findings: &mut Findings) {
                 format!("{shown} forces LL128 also where NCCL would not use it: data is corrupted on links that are not made for it"),
                 "unset it: NCCL uses LL128 where it is safe",
             );
-        } else if !subject.settings.deterministic && !efa_habit(subject, value) {
+        } else if value.from == From::User && !subject.settings.deterministic && !of_a_cloud(subject, value) {
             findings.inform(
                 format!("{shown} takes the choice from NCCL, for all sizes of messages"),
                 "unset it, unless it is a measurement or for determinism",
@@ -478,9 +478,13 @@ fn may_corrupt(subject: &Subject, list: &str) -> bool {
     }
 }
 
-/// Told by efa-obsolete.
-fn efa_habit(subject: &Subject, value: &Value) -> bool {
-    super::torch::on_efa(subject) && value.name == "NCCL_PROTO" && value.value.eq_ignore_ascii_case("simple")
+/// What efa-obsolete tells, and what Google's network plugins insist on. (What an
+/// image or a site's file chooses is not the user's to unset.)
+fn of_a_cloud(subject: &Subject, value: &Value) -> bool {
+    let old = || value.name == "NCCL_PROTO" && value.value.eq_ignore_ascii_case("simple");
+    let plugins = ["NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"];
+    let google = || subject.values.iter().any(|value| plugins.iter().any(|plugin| value.name.starts_with(plugin)));
+    (super::torch::on_efa(subject) && old()) || google()
 }
 
 fn debug_file(subject: &Subject, findings: &mut Findings) {

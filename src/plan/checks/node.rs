@@ -4,7 +4,8 @@
 use std::fmt::Write;
 
 use super::launch::gpus_of_the_task;
-use super::{Findings, Phase, Rule, Subject, Value};
+use super::version::{NCCL, Version};
+use super::{Findings, From, Phase, Rule, Subject, Value};
 use crate::config::{Fabric, Profile, nearest, printable};
 use crate::facts::rdma::LinkLayer;
 use crate::facts::{NetDevice, RdmaPort};
@@ -92,8 +93,9 @@ fn integer(subject: &Subject, name: &str) -> Option<i64> {
     subject.given(name).filter(|value| !value.value.is_empty()).and_then(|value| Some(nccl_integer(&value.value)?.0))
 }
 
+/// Whether the node has GPUs, and the task was not given an empty list of them.
 fn has_gpus(subject: &Subject) -> bool {
-    subject.node.is_some_and(|node| !node.gpu_models.is_empty())
+    subject.node.is_some_and(|node| !node.gpu_models.is_empty()) && gpus_of_the_task(subject) > 0
 }
 
 /// The ranks on this node, of which an agent starts several.
@@ -621,7 +623,8 @@ fn memlock(subject: &Subject, findings: &mut Findings) {
 }
 
 fn stack(subject: &Subject, findings: &mut Findings) {
-    if subject.task.and_then(|task| task.stack) == Some(u64::MAX) && has_gpus(subject) {
+    let since_228 = Version::of(subject, NCCL).is_some_and(|version| !version.before("2.28"));
+    if !since_228 && subject.task.and_then(|task| task.stack) == Some(u64::MAX) && has_gpus(subject) {
         findings.warn(
             "ulimit -s is unlimited, and then each thread's stack has 2 MiB only, too little for NCCL before 2.28 (it crashes)",
             "`ulimit -s 8192` before srun",
@@ -728,7 +731,7 @@ fn nvls(subject: &Subject, findings: &mut Findings) {
         });
     let older = ["P100", "V100", "T4", "A100", "A800", "A30", "A40", "A10", "L4", "L40", "L40S"];
     match integer(subject, "NCCL_NVLS_ENABLE") {
-        Some(0) if switched && subject.settings.profile != Profile::Megatron => findings.inform(
+        Some(0) if switched && value.from == From::User && subject.settings.profile != Profile::Megatron => findings.inform(
             format!(
                 "{} leaves out the reductions of {}'s NVLink switches: all-reduce in the node loses about a quarter",
                 value.shown(),

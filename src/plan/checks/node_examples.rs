@@ -175,6 +175,11 @@ pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
         ("memlock", false, two().with(|world| tcp_only(world).memlock = Some(8 << 20))),
         ("stack-unlimited", true, two().gpus(8, H100).with(|world| world.task.stack = Some(u64::MAX))),
         ("stack-unlimited", false, two().gpus(8, H100).with(|world| world.task.stack = Some(8 << 20))),
+        (
+            "stack-unlimited",
+            false,
+            set("NCCL_VERSION", "2.28.9").gpus(8, H100).with(|world| world.task.stack = Some(u64::MAX)),
+        ),
         ("nofile", true, World::new("n[1-64]").with(|world| world.task.open_files = Some(1024))),
         ("nofile", false, two().with(|world| world.task.open_files = Some(1024))),
         ("nofile", false, World::new("n[1-64]").with(|world| world.task.open_files = Some(131_072))),
@@ -184,6 +189,7 @@ pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
         ("cpus", true, two().gpus(8, H100).with(|world| world.task.cpus = Some(1))),
         ("cpus", false, two().gpus(8, H100).with(|world| world.task.cpus = Some(8))),
         ("cpus", false, two().with(|world| world.task.cpus = Some(1))),
+        ("cpus", false, set("CUDA_VISIBLE_DEVICES", "").gpus(8, H100).with(|world| world.task.cpus = Some(1))),
         ("mnnvl-no-imex", true, nvl72(set("NCCL_MNNVL_ENABLE", "1"), false)),
         ("mnnvl-no-imex", true, set("NCCL_MNNVL_ENABLE", "1").set("NCCL_CUMEM_ENABLE", "0")),
         ("mnnvl-no-imex", false, nvl72(set("NCCL_MNNVL_ENABLE", "1"), true)),
@@ -385,6 +391,7 @@ fn ll128_among_others_is_a_danger_without_nvlink_only() {
     let list = || set("NCCL_PROTO", "Simple,LL128");
     says(&list(), "algo-proto", Severity::Info, &["takes the choice"]);
     says(&list().gpus(8, H100), "algo-proto", Severity::Info, &["takes the choice"]);
+    assert_eq!(list().set("NCCL_FASTRAK_CTRL_DEV", "eth0").gpus(8, H100).found("algo-proto"), []);
     says(&list().gpus(4, "NVIDIA A10"), "algo-proto", Severity::Warning, &["corrupted"]);
 }
 
