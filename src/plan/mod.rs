@@ -283,7 +283,7 @@ pub enum Refusal {
 fn shown(found: &[Warning]) -> String {
     let sentence = |warning: &Warning| {
         let Warning { id, message, cure, .. } = warning;
-        format!("{message}; {cure} ({id}=warn would start it all the same)")
+        format!("{message}; {cure} (--palingenesis={id}=warn would start it all the same)")
     };
     found.iter().map(sentence).collect::<Vec<_>>().join(" | ")
 }

@@ -174,7 +174,7 @@ fn alloc_both(subject: &Subject, findings: &mut Findings) {
 }
 
 /// Options of the allocator, of all releases.
-const OPTIONS: [&str; 14] = [
+const OPTIONS: [&str; 16] = [
     "expandable_segments",
     "max_split_size_mb",
     "max_non_split_rounding_mb",
@@ -183,6 +183,8 @@ const OPTIONS: [&str; 14] = [
     "roundup_bypass_threshold_mb",
     "backend",
     "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "pinned_use_hip_host_register",
     "pinned_use_cuda_host_register",
     "pinned_use_background_threads",
     "pinned_num_register_threads",
