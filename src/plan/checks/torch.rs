@@ -510,20 +510,35 @@ const TOKENS: [(&str, &str, usize); 12] = [
     ("wandb_v1_", "Weights & Biases", 30),
 ];
 
+/// Whether what follows the beginning is of a token and no name such as
+/// hf_datasets_of_the_last_run or ASIA_PACIFIC_2024.
+fn looks_random(prefix: &str, rest: &str) -> bool {
+    let has = |what: fn(&char) -> bool| rest.chars().any(|c| what(&c));
+    match prefix {
+        "AKIA" | "ASIA" => rest.len() == 16 && rest.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'0'..=b'9')),
+        "hf_" | "ghp_" | "gho_" | "ghs_" => rest.bytes().all(|byte| byte.is_ascii_alphanumeric()),
+        "sk-" => has(char::is_ascii_digit) && has(char::is_ascii_uppercase) && has(char::is_ascii_lowercase),
+        _ => has(char::is_ascii_digit),
+    }
+}
+
 /// The token's owner, if a word holds one. Nothing of it is ever told.
 fn token_in(word: &str, before: &str) -> Option<&'static str> {
     let is = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     let parts = || word.split(|c| !is(c));
     for (prefix, whose, length) in TOKENS {
-        if parts().any(|part| part.strip_prefix(prefix).is_some_and(|rest| rest.len() >= length)) {
+        let is_token = |rest: &str| rest.len() >= length && looks_random(prefix, rest);
+        if parts().any(|part| part.strip_prefix(prefix).is_some_and(is_token)) {
             return Some(whose);
         }
     }
-    // 40 hexadecimal digits are a commit of git, too: only beside a word for it.
+    // 40 hexadecimal digits are a commit of git, too, such as a tokenizer's: only
+    // beside a word for it.
     let about = format!("{before} {word}").to_ascii_lowercase();
     let hexadecimal =
         |part: &str| part.len() == 40 && part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    let named = ["wandb", "api_key", "api-key", "apikey", "token"].iter().any(|word| about.contains(word));
+    let named = ["wandb", "api_key", "api-key", "apikey"].iter().any(|word| about.contains(word))
+        || about.split(|c: char| !c.is_ascii_alphanumeric()).any(|part| part == "token");
     (named && parts().any(hexadecimal)).then_some("Weights & Biases")
 }
 
