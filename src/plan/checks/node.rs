@@ -597,7 +597,7 @@ fn cvd_order(subject: &Subject, findings: &mut Findings) {
         findings.warn(
             format!(
                 "{order} and {} has GPUs of several models ({first}, {last}): CUDA counts the fastest first, Slurm by bus, \
-                 so that a number means two GPUs",
+                 so that one number may mean two GPUs",
                 here(subject)
             ),
             "set CUDA_DEVICE_ORDER=PCI_BUS_ID",

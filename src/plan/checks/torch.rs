@@ -331,7 +331,7 @@ fn maxconn_range(subject: &Subject, findings: &mut Findings) {
     let Some(value) = given(subject, MAXCONN) else { return };
     if !value.value.trim().parse::<u32>().is_ok_and(|connections| (1..=32).contains(&connections)) {
         findings.warn(
-            format!("{}: CUDA takes 1 to 32 connections, and its default of 8 otherwise", value.shown()),
+            format!("{} is out of range: CUDA takes 1 to 32 connections, 8 by default", value.shown()),
             "unset it, or write 1 for Megatron before Blackwell",
         );
     }
@@ -562,7 +562,7 @@ fn kill_on_bad(subject: &Subject, findings: &mut Findings) {
     if let Some(value) = given(subject, "SLURM_KILL_BAD_EXIT").filter(|value| value.value.trim() == "0") {
         findings.warn(
             format!("{}: when one rank fails, the others wait for it until they time out", value.shown()),
-            "unset it, or srun --kill-on-bad-exit=1",
+            "export SLURM_KILL_BAD_EXIT=1, or give srun --kill-on-bad-exit=1: unset, it is as slurm.conf has it, usually 0",
         );
     }
     if let Some(value) =
