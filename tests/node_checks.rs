@@ -107,6 +107,13 @@ fn what_a_node_does_not_have_is_said_before_the_program_starts() {
     let [line] = of(&said, "memlock")[..] else { panic!("{said:#?}") };
     assert_parts(line, &["ulimit -l is 64 KiB on n"]);
 
+    // Who looks at a node is not told what a training would lack there.
+    let said = sandbox.run(&format!("ulimit -l 64; {srun} hostname")).ok();
+    assert_eq!((said.out.lines().count(), said.err.as_str()), (2, ""), "{said:#?}");
+    let said = sandbox.run(&format!("NCCL_SOCKET_IFNAME=eth2 {srun} hostname")).ok();
+    let [line] = of(&said, "ifname-missing")[..] else { panic!("{said:#?}") };
+    assert_parts(line, &["palingenesis: warning: ", "NCCL_SOCKET_IFNAME=eth2"]);
+
     // In the task the variable stays NCCL's file's.
     let said = sandbox.run(&format!("{srun} bash -c 'echo debug=$NCCL_DEBUG'")).ok();
     assert_eq!(said.out.matches("debug=\n").count(), 2, "{said:#?}");
