@@ -15,6 +15,8 @@ mod nccl;
 mod node;
 #[cfg(test)]
 mod node_examples;
+#[cfg(test)]
+mod ordinary_jobs;
 mod tools;
 mod torch;
 mod version;
