@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use common::Said;
-use palingenesis::plan::catalog;
+use palingenesis::plan::{catalog, checks};
 use serde_json::Value;
 
 /// `palingenesis explain` in nothing but `environment`.
@@ -129,6 +129,36 @@ fn the_value_of_this_shell_is_shown_unless_it_is_secret() {
     assert!(!said.out.contains("set here"), "{}", said.out);
     let said = explain(&[("HF_TOKEN", "hf_abc")], &["HF_TOKEN"]).ok();
     assert!(said.out.contains("\n  set here  (hidden)\n") && !said.out.contains("hf_abc"), "{}", said.out);
+}
+
+/// An id of a check is explained as a variable is.
+#[test]
+fn a_check_is_explained_by_its_id() {
+    let said = explain(&[], &["ib-timeout-range", "NCCL_DEBUG"]).ok();
+    let check = said.out.split("\n\n").next().expect("the first");
+    for part in [
+        "ib-timeout-range, a check",
+        "looks for NCCL_IB_TIMEOUT outside 1 to 31",
+        "a warning",
+        "ib-timeout-range=off",
+        "[rules] of the site file",
+        "PALINGENESIS_OPT_IB_TIMEOUT_RANGE",
+    ] {
+        assert!(check.contains(part), "{part:?} is not in\n{check}");
+    }
+    assert!(said.out.contains("\n\nNCCL_DEBUG, read by NCCL\n"), "{}", said.out);
+    let ids: Vec<&str> = checks::ids().collect();
+    let said = explain(&[], &ids).ok();
+    assert_eq!(said.out.matches(", a check\n").count(), ids.len());
+    let said = explain(&[], &["--json", "launcher-shape", "RANK"]).ok();
+    let entries: Value = serde_json::from_str(&said.out).expect("JSON");
+    assert_eq!((&entries[0]["severity"], &entries[1]["name"]), (&"error".into(), &"RANK".into()));
+    // A mistake that no check finds says why.
+    let said = explain(&[], &["elastic-leak"]).ok();
+    assert!(said.out.contains("TORCHELASTIC_*"), "{}", said.out);
+    let said = explain(&[], &["ib-timeout-rage"]);
+    assert_eq!(said.code, 1);
+    assert!(said.err.contains("did you mean ib-timeout-range?"), "{}", said.err);
 }
 
 /// Names are no command, and a command is no list of names.

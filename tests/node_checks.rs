@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Said, Sandbox, library, open_folder};
 
-/// A node with eth0, ib0 and mlx5_0 to mlx5_7 on InfiniBand.
+/// A node with a GPU, eth0, ib0 and mlx5_0 to mlx5_7 on InfiniBand.
 fn recorded(name: &str) -> PathBuf {
     let root = open_folder().join(format!("node-checks-{name}"));
     let _ = fs::remove_dir_all(&root);
@@ -25,6 +25,7 @@ fn recorded(name: &str) -> PathBuf {
         write(&root, &format!("{folder}/flags"), flags);
         write(&root, &format!("{folder}/operstate"), state);
     }
+    write(&root, "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t NVIDIA H100 80GB HBM3");
     for device in 0..8 {
         let port = format!("sys/class/infiniband/mlx5_{device}/ports/1");
         write(&root, &format!("{port}/state"), "4: ACTIVE");
@@ -105,6 +106,13 @@ fn what_a_node_does_not_have_is_said_before_the_program_starts() {
     assert_parts(line, &["NCCL finds it in /etc/nccl.conf, kept", "WARN"]);
     let [line] = of(&said, "memlock")[..] else { panic!("{said:#?}") };
     assert_parts(line, &["ulimit -l is 64 KiB on n"]);
+
+    // Who looks at a node is not told what a training would lack there.
+    let said = sandbox.run(&format!("ulimit -l 64; {srun} hostname")).ok();
+    assert_eq!((said.out.lines().count(), said.err.as_str()), (2, ""), "{said:#?}");
+    let said = sandbox.run(&format!("NCCL_SOCKET_IFNAME=eth2 {srun} hostname")).ok();
+    let [line] = of(&said, "ifname-missing")[..] else { panic!("{said:#?}") };
+    assert_parts(line, &["palingenesis: warning: ", "NCCL_SOCKET_IFNAME=eth2"]);
 
     // In the task the variable stays NCCL's file's.
     let said = sandbox.run(&format!("{srun} bash -c 'echo debug=$NCCL_DEBUG'")).ok();

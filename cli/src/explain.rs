@@ -13,7 +13,7 @@ use palingenesis::facts::network::Network;
 use palingenesis::facts::{
     Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, User, directories, program,
 };
-use palingenesis::plan::{self, Facts, caches, catalog, rendezvous, worker};
+use palingenesis::plan::{self, Facts, caches, catalog, checks, rendezvous, worker};
 use palingenesis::report;
 
 use crate::{print, tell};
@@ -24,7 +24,8 @@ In a step (srun palingenesis explain) it explains the task it runs in; anywhere 
 The environment of this shell counts as the one that srun passes on, PALINGENESIS and PALINGENESIS_OPT_* among it. \
 A SPEC given to sbatch or salloc counts too, and in a step with the flag the one it was given.
 
-palingenesis explain NCCL_IB_TIMEOUT prints what a variable does, which values it takes, and what people get wrong.
+palingenesis explain NCCL_IB_TIMEOUT prints what a variable does, which values it takes, and what people get wrong; \
+palingenesis explain ib-timeout-range what a check looks for, and how it is switched off.
 
 Exit codes: 0, also where there is no rank to explain; 78 where the job would be refused; 1 where Slurm's variables or \
 the description make no step, or a NAME is not known; 2 for wrong usage.";
@@ -35,7 +36,7 @@ const NO_PLAN: &str = r#"{"step":null,"env":[],"unset":[],"left":[],"warnings":[
 /// The step to explain, and how.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Environment variables to explain, instead of a plan.
+    /// Environment variables or checks to explain, instead of a plan.
     #[arg(value_name = "NAME", conflicts_with_all = ["spec", "nodelist", "command"])]
     names: Vec<String>,
 
@@ -99,7 +100,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return print(&catalog::markdown());
     }
     if !arguments.names.is_empty() {
-        return variables(&arguments.names, arguments.json);
+        return names(&arguments.names, arguments.json);
     }
     let environment = Environment::of_process();
     let named = arguments.config.as_deref().or(config::site_file_of_step(&environment));
@@ -167,18 +168,25 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json { print(&(report::json(&plan)? + "\n")) } else { print(&report::table(&plan)) }
 }
 
-/// What is known of each name. Unknown ones are told after the others.
-fn variables(names: &[String], json: bool) -> anyhow::Result<()> {
-    let known: Vec<&catalog::Entry> = names.iter().filter_map(|name| catalog::entry(name)).collect();
+/// What is known of each variable or check. Unknown names are told after the
+/// others.
+fn names(names: &[String], json: bool) -> anyhow::Result<()> {
     if json {
-        let all: Vec<serde_json::Value> = known.iter().map(|entry| entry.json()).collect();
+        let of = |name: &String| catalog::entry(name).map(catalog::Entry::json).or_else(|| checks::json(name));
+        let all: Vec<serde_json::Value> = names.iter().filter_map(of).collect();
         print(&(serde_json::to_string(&all)? + "\n"))?;
     } else {
-        let texts: Vec<String> = known.iter().map(|entry| entry.text() + &set_here(entry.name)).collect();
+        let of = |name: &String| {
+            let variable = catalog::entry(name).map(|entry| entry.text() + &set_here(entry.name));
+            variable.or_else(|| checks::text(name))
+        };
+        let texts: Vec<String> = names.iter().filter_map(of).collect();
         print(&texts.join("\n"))?;
     }
-    let unknown = names.iter().filter(|name| catalog::entry(name).is_none()).map(|name| {
-        let meant = catalog::nearest(name).map_or(String::new(), |near| format!("; did you mean {near}?"));
+    let is_known = |name: &str| catalog::entry(name).is_some() || checks::text(name).is_some();
+    let unknown = names.iter().filter(|name| !is_known(name)).map(|name| {
+        let near = catalog::nearest(name).or_else(|| config::nearest(name, checks::ids()));
+        let meant = near.map_or(String::new(), |near| format!("; did you mean {near}?"));
         format!("{} is no variable known here{meant}", config::printable(name))
     });
     let mut unknown: Vec<String> = unknown.collect();

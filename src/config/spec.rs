@@ -849,26 +849,64 @@ pub fn profiles_in(spec: &str) -> Vec<String> {
     names.filter(|name| check_profile_name(name).is_ok()).map(String::from).collect()
 }
 
+/// Where the meanings in the help begin, and where its lines end.
+const MEANINGS: usize = 40;
+const LINE: usize = 100;
+
+/// Words of `text` in lines that begin `indent` columns from the left and end
+/// before `LINE`; a word that is longer has a line of its own.
+fn wrapped(text: &str, indent: usize) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.last().map_or(0, |line| line.chars().count());
+        if last > 0 && indent + last + 1 + word.chars().count() > LINE {
+            lines.push(String::new());
+        }
+        if let Some(line) = lines.last_mut() {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines.join(&format!("\n{}", " ".repeat(indent)))
+}
+
+/// A row of the help; what is too long for its column has a line of its own.
+fn row(what: &str, meaning: &str) -> String {
+    let what = format!("  {what}");
+    let meaning = wrapped(meaning, MEANINGS);
+    if what.chars().count() + 2 <= MEANINGS {
+        format!("{what:<MEANINGS$}{meaning}\n")
+    } else {
+        format!("{what}\n{:MEANINGS$}{meaning}\n", "")
+    }
+}
+
 /// The text of `--palingenesis=help`.
 pub fn help() -> String {
     let mut text = String::from(
-        "--palingenesis[=SPEC] gives each task of the step its rank variables and its NCCL and CUDA environment.\n\
-         SPEC is a list of words and key=value, separated by commas; without SPEC the profile is 'default'.\n\nWords:\n",
+        "--palingenesis[=SPEC] gives each task of the step its rank variables and its NCCL and CUDA\n\
+         environment. SPEC is a list of words and key=value, separated by commas; without SPEC the profile is\n\
+         'default'.\n\nWords:\n",
     );
     for (word, meaning) in WORDS {
-        text.push_str(&format!("  {word:<36} {meaning}\n"));
+        text.push_str(&row(word, meaning));
     }
     text.push_str("\nKeys:\n");
     for key in KEYS {
-        let name = format!("{}={}", key.name, key.value);
-        // A long one has its line for itself, so that the meanings stay in their column.
-        let name = if name.len() > 36 { format!("{name}\n{:38}", "") } else { format!("{name:<36}") };
-        text.push_str(&format!("  {name} {}\n", key.meaning));
+        text.push_str(&row(&format!("{}={}", key.name, key.value), key.meaning));
     }
+    let mut ids: Vec<&str> = checks::ids().collect();
+    ids.sort_unstable();
+    text.push_str(&format!(
+        "\nChecks, each a key too (ID=off|warn|error); palingenesis explain ID says what one looks for:\n  {}\n",
+        wrapped(&ids.join(" "), 2)
+    ));
     text.push_str(
-        "\nPALINGENESIS=SPEC in srun's environment counts as the flag; PALINGENESIS_OPT_<KEY>=VALUE supplies a value\n\
-         for a key that SPEC does not name. An srun inside a job takes over the SPEC given to sbatch or salloc;\n\
-         its own replaces it as a whole.\n",
+        "\nPALINGENESIS=SPEC in srun's environment counts as the flag; PALINGENESIS_OPT_<KEY>=VALUE supplies a\n\
+         value for a key that SPEC does not name. An srun inside a job takes over the SPEC given to sbatch or\n\
+         salloc; its own replaces it as a whole.\n",
     );
     text
 }
@@ -1096,11 +1134,31 @@ mod tests {
     #[test]
     fn help_names_every_word_and_key() {
         let text = help();
+        let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>().join(" ");
+        let one_line = words(&text);
         for key in KEYS {
-            assert!(text.contains(key.name) && text.contains(key.meaning));
+            assert!(one_line.contains(&words(&format!("{}={} {}", key.name, key.value, key.meaning))), "{}", key.name);
         }
         for (word, meaning) in WORDS {
-            assert!(text.contains(word) && text.contains(meaning));
+            assert!(one_line.contains(&words(&format!("{word} {meaning}"))), "{word}");
+        }
+        for id in checks::ids() {
+            assert!(one_line.contains(&format!(" {id} ")), "{id}");
+        }
+    }
+
+    /// A terminal of 100 columns shows each line whole, with the meanings under
+    /// each other.
+    #[test]
+    fn help_fits_a_terminal() {
+        let text = help();
+        for line in text.lines() {
+            assert!(line.chars().count() <= 100 && line.trim_end() == line, "{line}");
+        }
+        let begin: Vec<&str> = WORDS.iter().map(|(_, meaning)| *meaning).collect();
+        for meaning in begin.into_iter().chain(KEYS.iter().map(|key| key.meaning)) {
+            let start: String = meaning.chars().take(20).collect();
+            assert!(text.lines().any(|line| line.find(&start) == Some(40)), "{meaning}\n{text}");
         }
     }
 }

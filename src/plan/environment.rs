@@ -15,6 +15,9 @@ pub(super) struct Wanted {
     pub profile: Profile,
     pub debug: bool,
     pub deterministic: bool,
+    /// Which of the two words was given for this step, not by the site file.
+    pub debug_asked: bool,
+    pub deterministic_asked: bool,
 }
 
 pub(super) fn offer(offers: &mut Offers, facts: &Facts, step: &StepPlan, wanted: Wanted) {
@@ -54,10 +57,10 @@ pub(super) fn offer(offers: &mut Offers, facts: &Facts, step: &StepPlan, wanted:
         _ => {}
     }
     if wanted.debug {
-        debug(offers);
+        debug(offers, word(wanted.debug_asked));
     }
     if wanted.deterministic {
-        deterministic(offers, wanted.profile);
+        deterministic(offers, wanted.profile, word(wanted.deterministic_asked));
     }
 }
 
@@ -77,6 +80,10 @@ fn connections(offers: &mut Offers, facts: &Facts, profile: Profile) {
     };
     if let Some(why) = streams {
         offers.nothing(name, why);
+        return;
+    }
+    if has_any(facts.command, &MEGATRON_FSDP) {
+        offers.nothing(name, "the command uses Megatron's FSDP, which does not start with one connection");
         return;
     }
     if let Some(model) = facts.node.gpu_models.iter().find(|model| is_blackwell(model)) {
@@ -118,17 +125,24 @@ fn grace(offers: &mut Offers, facts: &Facts) {
 
 /// Megatron-LM's and Megatron-Bridge's flags, without dashes and with `_` for `-`.
 const EXPERT_OVERLAP: [&str; 4] = ["overlap_moe_expert_parallel_comm", "moe_enable_deepep", "deepep", "hybridep"];
-pub(super) const USER_BUFFERS: [&str; 3] = ["nccl_ub", "use_nccl_ub", "use_sharp"];
+pub(super) const USER_BUFFERS: [&str; 2] = ["nccl_ub", "use_nccl_ub"];
 pub(super) const CUDA_GRAPHS: [&str; 4] = ["enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph"];
+/// Flags whose start asserts against one connection (Megatron-LM, arguments.py).
+pub(super) const MEGATRON_FSDP: [&str; 3] = ["use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"];
 const DATA_OVERLAP: [&str; 2] = ["overlap_grad_reduce", "overlap_param_gather"];
 
 /// Whether a word of the command is one of these flags, as `--a-b`, `a_b=…` or
-/// the last part of `x.y.a_b=…`.
+/// the last part of `x.y.a_b=…`, and not switched off by its value.
 pub(super) fn has_any(command: &[String], flags: &[&str]) -> bool {
-    command.iter().any(|word| {
-        let name = word.trim_start_matches(['-', '+']).split('=').next().unwrap_or_default();
+    let off = |value: &str| ["false", "none", "off", "no", "0"].iter().any(|word| word.eq_ignore_ascii_case(value));
+    command.iter().enumerate().any(|(place, word)| {
+        let bare = word.trim_start_matches(['-', '+']);
+        let (name, value) = match bare.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (bare, command.get(place + 1).map(String::as_str)),
+        };
         let name = name.rsplit('.').next().unwrap_or(name).replace('-', "_").to_ascii_lowercase();
-        flags.contains(&name.as_str())
+        flags.contains(&name.as_str()) && !value.is_some_and(off)
     })
 }
 
@@ -180,6 +194,12 @@ fn megatron(offers: &mut Offers, facts: &Facts) {
 /// slurm_cluster.py); its port is one per job, not per step.
 fn jax(offers: &mut Offers, facts: &Facts, step: &StepPlan) {
     let (host, port) = (step.master_addr.as_deref(), step.master_port);
+    // JAX takes GPU number SLURM_LOCALID, which a task that sees one does not have.
+    let visible = facts.environment.get("CUDA_VISIBLE_DEVICES").map(super::agent::listed);
+    if visible == Some(1) && step.local_world_size > 1 {
+        let why = "the task sees one GPU, which is number 0 to it; JAX would take the number of the task";
+        offers.value(Layer::Profile, Origin::Step, "JAX_LOCAL_DEVICE_IDS", "0", why);
+    }
     if let Some(port) = port {
         let why = "MASTER_PORT: JAX's own would be the same in all steps of the job";
         offers.value(Layer::Profile, Origin::Step, "JAX_COORDINATOR_PORT", port.to_string(), why);
@@ -192,7 +212,12 @@ fn jax(offers: &mut Offers, facts: &Facts, step: &StepPlan) {
     }
 }
 
-fn debug(offers: &mut Offers) {
+/// Where a word that adds to the profile stands.
+fn word(asked: bool) -> Layer {
+    if asked { Layer::Chosen } else { Layer::AddOn }
+}
+
+fn debug(offers: &mut Offers, layer: Layer) {
     let why = "debug: ";
     for (name, value, what) in [
         ("NCCL_DEBUG", "INFO", "NCCL says what it finds and decides"),
@@ -201,13 +226,13 @@ fn debug(offers: &mut Offers) {
         ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "c10d checks each collective among the ranks; slow"),
         ("TORCH_SHOW_CPP_STACKTRACES", "1", "errors of native code show where they came from"),
     ] {
-        offers.value(Layer::AddOn, Origin::Profile, name, value, format!("{why}{what}"));
+        offers.value(layer, Origin::Profile, name, value, format!("{why}{what}"));
     }
 }
 
-fn deterministic(offers: &mut Offers, profile: Profile) {
+fn deterministic(offers: &mut Offers, profile: Profile, layer: Layer) {
     let mut offer = |name: &str, value: &str, what: &str| {
-        offers.value(Layer::AddOn, Origin::Profile, name, value, format!("deterministic: {what}"));
+        offers.value(layer, Origin::Profile, name, value, format!("deterministic: {what}"));
     };
     offer("CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS sums in one order with a workspace of fixed size");
     offer("NCCL_ALGO", "Ring", "one order of reduction, whatever the message's size");
@@ -275,6 +300,22 @@ mod tests {
         ] {
             assert!(!is_blackwell(model), "{model}");
         }
+    }
+
+    #[test]
+    fn a_flag_counts_unless_its_value_switches_it_off() {
+        let has = |command: &str| {
+            let words: Vec<String> = command.split_whitespace().map(String::from).collect();
+            has_any(&words, &CUDA_GRAPHS)
+        };
+        for command in ["x --enable-cuda-graph", "x model.enable_cuda_graph=True", "x --cuda-graph-impl local"] {
+            assert!(has(command), "{command}");
+        }
+        for command in ["x --cuda-graph-impl none", "x model.enable_cuda_graph=False", "x --cuda-graph-impl=none"] {
+            assert!(!has(command), "{command}");
+        }
+        // Reductions in the switches of InfiniBand need no registered buffers.
+        assert!(!has_any(&["--use-sharp".into()], &USER_BUFFERS));
     }
 
     #[test]

@@ -84,11 +84,14 @@ pub(super) fn offer(offers: &mut Offers, facts: &Facts, settings: &Settings) {
     }
     // `=`: exact, since NCCL's names are prefixes and bond0 would match bond0.100.
     if let Some(iface) = settings.iface.as_deref().filter(|_| fabric != Fabric::SingleNode) {
-        let origin = if settings.is_of_site("iface") { Origin::Site } else { Origin::Option };
+        let (layer, origin) = match settings.is_of_site("iface") {
+            true => (Layer::Fabric, Origin::Site),
+            false => (Layer::Chosen, Origin::Option),
+        };
         let why = format!("iface={iface}: the ranks meet there, so NCCL's sockets do too");
-        offers.value(Layer::Fabric, origin, "NCCL_SOCKET_IFNAME", format!("={iface}"), why);
+        offers.value(layer, origin, "NCCL_SOCKET_IFNAME", format!("={iface}"), why);
         let why = format!("iface={iface}: Gloo takes the host name's address otherwise");
-        offers.value(Layer::Fabric, origin, "GLOO_SOCKET_IFNAME", iface, why);
+        offers.value(layer, origin, "GLOO_SOCKET_IFNAME", iface, why);
     }
 }
 

@@ -191,6 +191,14 @@ pub struct Warning {
     pub cure: String,
 }
 
+impl Warning {
+    fn soften(&mut self) {
+        if self.severity == Severity::Error {
+            self.severity = Severity::Warning;
+        }
+    }
+}
+
 /// The step, and this rank's place in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct StepPlan {
@@ -275,7 +283,7 @@ pub enum Refusal {
 fn shown(found: &[Warning]) -> String {
     let sentence = |warning: &Warning| {
         let Warning { id, message, cure, .. } = warning;
-        format!("{message}; {cure} ({id}=warn would start it all the same)")
+        format!("{message}; {cure} (--palingenesis={id}=warn would start it all the same)")
     };
     found.iter().map(sentence).collect::<Vec<_>>().join(" | ")
 }
@@ -295,6 +303,8 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
         profile: site_profile.map_or(settings.profile, |profile| profile.base),
         debug: settings.debug || site_profile.is_some_and(|profile| profile.debug),
         deterministic: settings.deterministic || site_profile.is_some_and(|profile| profile.deterministic),
+        debug_asked: spec.debug,
+        deterministic_asked: spec.deterministic,
     };
     let mut profile = settings.profile_name().to_string();
     for (word, given) in [("debug", wanted.debug), ("deterministic", wanted.deterministic)] {

@@ -1,7 +1,8 @@
 //! Who wins. Highest first: facts of the step; variables that the site file
-//! forces; options; the user's own variables; the container image's; NCCL's
-//! files; the site file; the profile and the fabric. Lists are merged by key,
-//! the higher one's keys win.
+//! forces; options; the user's own variables; what follows from an option given
+//! for this step, such as debug; the container image's; NCCL's files; the site
+//! file; the profile and the fabric. Lists are merged by key, the higher one's
+//! keys win.
 //!
 //! Facts of the step are set where they are decided (`ranks`, `rendezvous`);
 //! everything else is offered here and settled once.
@@ -24,6 +25,9 @@ pub enum Layer {
     AddOn,
     /// The site file.
     Site,
+    /// What follows from an option given for this step: above what an image
+    /// brings along, below the user's variables, which say it more exactly.
+    Chosen,
     /// An option, above the user's variables.
     Option,
     /// The site file by `force`.
@@ -132,13 +136,15 @@ fn settle_one(plan: &mut Plan, facts: &Facts, marks: &Marks, name: &str, list: &
         }
         return;
     };
-    let above = best.layer >= Layer::Option;
     if let Some(kind) = merge::kind(name).filter(|_| best.layer != Layer::Forced) {
         let offers = list.iter().filter_map(|offer| offer.value.as_deref());
         let values: Vec<&str> = given.iter().map(|(value, _)| value.as_str()).chain(offers).collect();
         let merged = merge::merge(kind, &values);
         match given {
-            Some((own, from)) if own == merged => keep(plan, facts, name, &own, &from, None),
+            // An empty one is a decision, too.
+            Some((own, from)) if own == merged || own.trim().is_empty() => {
+                keep(plan, facts, name, &own, &from, Some((value, who(best))));
+            }
             // Not marked as ours: an srun in this step takes the whole for the user's,
             // and nothing of it is lost.
             Some((_, from)) => {
@@ -151,20 +157,29 @@ fn settle_one(plan: &mut Plan, facts: &Facts, marks: &Marks, name: &str, list: &
         return;
     }
     match given {
-        Some((own, from)) if !above => keep(plan, facts, name, &own, &from, Some((value, who(best)))),
+        Some((own, from)) if !above(best, &from) => keep(plan, facts, name, &own, &from, Some((value, who(best)))),
         Some((own, from)) if own != value && best.layer == Layer::Forced => {
             plan.set(name, value, best.origin, best.why.clone());
             plan.warn(
                 "site-force",
                 format!(
-                    "{} gives way to {name}={value}, which the site file forces",
-                    Value { name: name.into(), value: own, from }.shown()
+                    "{} gives way to {}, which the site file forces",
+                    Value { name: name.into(), value: own, from }.shown(),
+                    Value { name: name.into(), value: value.into(), from: From::Ours }.shown()
                 ),
                 format!("ask the cluster's admins, who wrote it ({})", best.why),
             );
         }
+        Some((own, from)) if own != value && from != From::User => {
+            let own = crate::config::printable(&own);
+            plan.set(name, value, best.origin, format!("{} (instead of {own}, {})", best.why, whose(&from)));
+        }
         _ => plan.set(name, value, best.origin, best.why.clone()),
     }
+}
+
+fn above(offer: &Offer, given: &From) -> bool {
+    offer.layer >= if *given == From::User { Layer::Option } else { Layer::Chosen }
 }
 
 fn who(offer: &Offer) -> String {

@@ -165,6 +165,74 @@ fn facts_of_the_step_stand_above_all() {
     }
 }
 
+/// What is asked for in this very srun stands above what an image brings along
+/// and the site says for all, and below the user's own variable.
+#[test]
+fn what_an_option_brings_stands_between_the_user_and_the_image() {
+    for (name, spec, value) in [
+        ("NCCL_DEBUG", "debug", "INFO"),
+        ("NCCL_ALGO", "deterministic", "Ring"),
+        ("NCCL_SOCKET_IFNAME", "iface=ib0", "=ib0"),
+    ] {
+        for layers in 0..16 {
+            let mut world = world(name, layers, true);
+            world.interfaces = vec![Interface { name: "ib0".into(), address: "10.0.0.1".parse().unwrap(), prefix: 24 }];
+            let spec = format!("checks=off,{spec}");
+            let plan = world.plan(&spec).unwrap_or_else(|refusal| panic!("{spec}: {refusal}"));
+            let found = plan.value(name).or(world.environment.get(name));
+            let expected = if layers & USER != 0 { "users" } else { value };
+            assert_eq!(found, Some(expected), "{name} {layers:#b}: {plan:#?}");
+            if layers & (USER | IMAGE) == IMAGE {
+                let set = plan.env.iter().find(|variable| variable.name == name).unwrap();
+                assert!(set.why.contains("instead of images, the image's"), "{}", set.why);
+            }
+        }
+    }
+}
+
+/// A value of the user's is not lost by being nothing.
+#[test]
+fn an_empty_value_is_a_value() {
+    let mut world = World::new("n[1-2]", "2(x2)", 0).export(&[("NCCL_DEBUG", ""), ("NCCL_IB_TIMEOUT", "")]);
+    let plan = world.plan("debug").unwrap();
+    assert_eq!((plan.value("NCCL_DEBUG"), plan.value("NCCL_IB_TIMEOUT")), (None, None));
+    // In a container whose image has another.
+    world.submitted = Some(world.environment.clone());
+    world.task.container = Container::Inside;
+    world.environment.set("NCCL_DEBUG", "VERSION");
+    assert_eq!(world.plan("").unwrap().value("NCCL_DEBUG"), Some(""));
+}
+
+/// A forced list is the site's alone, and the user is told what went.
+#[test]
+fn a_forced_list_replaces_the_user_s() {
+    let name = "PYTORCH_CUDA_ALLOC_CONF";
+    let mut world = World::new("n[1-2]", "2(x2)", 0).export(&[(name, "max_split_size_mb:128")]);
+    let mut site = SiteView::default();
+    site.env.push(variable(name, "expandable_segments:False", true));
+    world.site = Some(site);
+    let plan = world.plan("fsdp").unwrap();
+    assert_eq!(plan.value(name), Some("expandable_segments:False"));
+    let told: Vec<&Warning> = plan.warnings.iter().filter(|warning| warning.id == "site-force").collect();
+    assert!(told.len() == 1 && told[0].message.contains("max_split_size_mb:128"), "{told:?}");
+}
+
+/// An srun in a step with a merged list: the whole is taken for the user's, whose
+/// keys then win over those of another profile; nothing of it grows.
+#[test]
+fn a_merged_list_in_an_srun_of_a_step_stays_as_it_is() {
+    let name = "PYTORCH_CUDA_ALLOC_CONF";
+    let outer = World::new("n[1-2]", "2(x2)", 0).export(&[(name, "max_split_size_mb:128")]).plan("fsdp").unwrap();
+    let mut inner = World::new("n[1-2]", "2(x2)", 0);
+    inner.step.step_id = 1;
+    for variable in &outer.env {
+        inner.environment.set(&variable.name, &variable.value);
+    }
+    let again = inner.plan("fsdp").unwrap();
+    assert_eq!(again.value(name), None);
+    assert!(again.left.iter().any(|note| note.name == name && note.why.contains("yours")), "{again:#?}");
+}
+
 #[test]
 fn lists_are_merged_and_the_users_keys_win() {
     let name = "PYTORCH_CUDA_ALLOC_CONF";
@@ -180,6 +248,8 @@ fn lists_are_merged_and_the_users_keys_win() {
     assert_eq!(merged.value(name), Some("max_split_size_mb:128,expandable_segments:True"));
     assert_eq!(merged.env.iter().find(|variable| variable.name == name).map(|v| v.origin), Some(Origin::User));
     assert_eq!(with(Some("expandable_segments:False")).value(name), None);
+    // Set and empty: PyTorch's defaults are wanted.
+    assert_eq!(with(Some("")).value(name), None);
     // The newer name, where the user has that one: two would fight.
     let mut newer = World::new("n[1-2]", "2(x2)", 0);
     newer.environment.set("PYTORCH_ALLOC_CONF", "max_split_size_mb:128");

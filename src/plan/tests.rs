@@ -667,6 +667,9 @@ fn every_profile_s_own_values() {
         ("megatron", h100, "python p.py", "NVTE_FWD_LAYERNORM_SM_MARGIN", None),
         ("megatron", h100, "python p.py --moe-enable-deepep", "CUDA_DEVICE_MAX_CONNECTIONS", Some("32")),
         ("megatron", b200, "python p.py", "CUDA_DEVICE_MAX_CONNECTIONS", Some("32")),
+        ("megatron", h100, "python p.py --use-megatron-fsdp", "CUDA_DEVICE_MAX_CONNECTIONS", None),
+        ("megatron", h100, "python p.py --use-torch-fsdp2", "CUDA_DEVICE_MAX_CONNECTIONS", None),
+        ("default", h100, "python p.py ddp.use_custom_fsdp=true", "CUDA_DEVICE_MAX_CONNECTIONS", None),
         ("deepspeed", h100, "python train.py", "CUDA_DEVICE_MAX_CONNECTIONS", None),
         ("worker", h100, "train.toml", "TORCH_NCCL_ASYNC_ERROR_HANDLING", None),
         ("worker", h100, "train.toml", "NCCL_IB_TIMEOUT", Some("22")),
@@ -683,6 +686,16 @@ fn every_profile_s_own_values() {
         let found = profile_values(spec, models, command, &[*name]);
         assert_eq!(found[0].as_deref(), *expected, "{name} under {spec} for {command}");
     }
+}
+
+#[test]
+fn jax_takes_the_one_gpu_it_sees() {
+    let device = |visible: &str| {
+        let world = World::new("n[1-2]", "8(x2)", 3).export(&[("CUDA_VISIBLE_DEVICES", visible)]);
+        world.plan("jax").unwrap().value("JAX_LOCAL_DEVICE_IDS").map(String::from)
+    };
+    assert_eq!(device("3").as_deref(), Some("0"));
+    assert_eq!(device("0,1,2,3,4,5,6,7"), None);
 }
 
 #[test]

@@ -594,7 +594,8 @@ const NCCL_NODE: &[Entry] = &[
         .since("2.16"),
     NCCL.row("NCCL_ALLOC_P2P_NET_LL_BUFFERS", Switch, "LL buffers for each peer, for low latency all-to-all")
         .default("0")
-        .since("2.14"),
+        .since("2.16")
+        .trap("2.14 and 2.15 read NCCL_NCCL_ALLOC_P2P_NET_LL_BUFFERS by mistake"),
     NCCL.row("NCCL_NVB_DISABLE", Switch, "1 stops reaching a GPU through a neighbour over NVLink")
         .default("0")
         .since("2.9"),

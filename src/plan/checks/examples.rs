@@ -695,6 +695,14 @@ fn others(list: &mut Vec<Example>) {
         bad(id, WARNING, env(&[]).command(&hugging.replace("--hf ", "TOKEN=")), &["argument 2"]),
         bad(id, WARNING, env(&[]).command(&wandb), &["argument 3", "Weights & Biases"]),
         good(id, env(&[]).command(&commit)),
+        good(id, env(&[]).command(&commit.replace("--commit", "--tokenizer-revision"))),
+        bad(id, WARNING, env(&[]).command(&commit.replace("--commit", "--token")), &["argument 3"]),
+        good(id, env(&[]).command("python3 train.py /data/hf_datasets_cache_of_the_last_pretraining_run")),
+        good(
+            id,
+            env(&[]).command("python3 train.py --set ASIA_PACIFIC_DATA_2024 sk-learn-baseline-of-the-experiment-7"),
+        ),
+        bad(id, WARNING, env(&[]).command(&format!("aws --id {}{}", "AKIA", "IOSFODNN7EXAMPLE")), &["AWS"]),
         good(id, env(&[]).command("python3 hf_train.py --task-ghp_x --ask-me-anything-about-sk-learn-and-numpy-too")),
     ]);
     let id = "kill-on-bad";

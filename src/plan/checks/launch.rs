@@ -23,6 +23,14 @@ pub(super) const RULES: &[Rule] = &[
         one_task_many_gpus,
     ),
     Rule::new(
+        "gpus-per-task",
+        Phase::Node,
+        Severity::Warning,
+        "several ranks on a node of which each sees one GPU only",
+        one_gpu_for_each_task,
+    ),
+    Rule::new("gpus-fewer", Phase::Node, Severity::Warning, "more ranks on a node than GPUs they see", fewer_gpus),
+    Rule::new(
         "deepspeed-five",
         Phase::Launch,
         Severity::Warning,
@@ -101,13 +109,49 @@ pub(super) fn gpus_of_the_task(subject: &Subject) -> u32 {
     }
 }
 
+/// The ranks of this node and the GPUs that each of them sees, where there are
+/// several ranks and Slurm or somebody named their GPUs.
+fn ranks_and_gpus(subject: &Subject) -> Option<(u32, u32, String)> {
+    let step = subject.step.filter(|step| tasks_are_ranks(subject) && step.local_world_size > 1)?;
+    let list = subject.value("CUDA_VISIBLE_DEVICES")?;
+    Some((step.local_world_size, agent::listed(list), format!("CUDA_VISIBLE_DEVICES={}", printable(list))))
+}
+
+/// <https://github.com/NVIDIA/nccl/issues/1066>
+fn one_gpu_for_each_task(subject: &Subject, findings: &mut Findings) {
+    // JAX is told which one to take.
+    let told = subject.value("JAX_LOCAL_DEVICE_IDS").is_some();
+    if let Some((ranks, 1, shown)) = ranks_and_gpus(subject).filter(|_| !told) {
+        let node = subject.step.map_or("the node", |step| step.node.as_str());
+        findings.warn(
+            format!(
+                "each of the {ranks} ranks on {node} sees one GPU ({shown}): a program that takes GPU LOCAL_RANK ends with \
+                 'invalid device ordinal', and NCCL may not find the way from GPU to GPU"
+            ),
+            "give srun --gpus-per-node=N --gpu-bind=none instead of --gpus-per-task, so that each rank sees all GPUs",
+        );
+    }
+}
+
+fn fewer_gpus(subject: &Subject, findings: &mut Findings) {
+    if let Some((ranks, gpus @ 2.., shown)) = ranks_and_gpus(subject).filter(|(ranks, gpus, _)| gpus < ranks) {
+        let node = subject.step.map_or("the node", |step| step.node.as_str());
+        findings.warn(
+            format!(
+                "{ranks} ranks on {node} see {gpus} GPUs ({shown}): those with LOCAL_RANK {gpus} and above have none"
+            ),
+            format!("start with srun --ntasks-per-node={gpus}, or ask for {ranks} GPUs on each node"),
+        );
+    }
+}
+
 fn program(command: &[String]) -> &str {
     let first = command.first().map(String::as_str).unwrap_or_default();
     first.rsplit('/').next().unwrap_or(first)
 }
 
 /// Python itself; what a shell script starts is not known.
-fn is_python(command: &[String]) -> bool {
+pub(super) fn is_python(command: &[String]) -> bool {
     program(command)
         .strip_prefix("python")
         .is_some_and(|version| version.chars().all(|c| c == '.' || c.is_ascii_digit()))
@@ -117,10 +161,15 @@ fn one_task_many_gpus(subject: &Subject, findings: &mut Findings) {
     if subject.shape != Some(Shape::Native) || subject.tasks_on_a_node != Some(1) || !is_python(subject.command) {
         return;
     }
-    // One process for all GPUs of a node is JAX's way.
-    let jax = subject.settings.profile == Profile::Jax || names(subject.command, &["jax", "maxtext"]);
+    // `python -c` tries something out; one process for all GPUs of a node is JAX's
+    // way, and servers and Ray start their own.
+    if subject.command.get(1).is_some_and(|word| word == "-c") {
+        return;
+    }
+    let one_for_all = ["jax", "maxtext", "vllm", "sglang", "ray", "verl"];
+    let meant = subject.settings.profile == Profile::Jax || names(subject.command, &one_for_all);
     let gpus = gpus_of_the_task(subject);
-    if gpus > 1 && !jax {
+    if gpus > 1 && !meant {
         let node = subject.step.map_or("the node", |step| step.node.as_str());
         findings.warn(
             format!(

@@ -121,7 +121,7 @@ fn too_many(subject: &Subject, launcher: &Launcher, on_a_node: u32, findings: &m
     add(
         findings,
         launcher.certain && !places && !het(subject),
-        format!("{name} starts the ranks of its node, but up to {on_a_node} tasks on a node each start one"),
+        format!("{name} starts all ranks of its node, but up to {on_a_node} tasks on a node would each start {name}"),
         cure,
     );
 }

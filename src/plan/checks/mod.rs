@@ -15,8 +15,13 @@ mod nccl;
 mod node;
 #[cfg(test)]
 mod node_examples;
+#[cfg(test)]
+mod ordinary_jobs;
+mod tools;
 mod torch;
 mod version;
+
+use serde_json::json;
 
 use crate::config::{CheckLevel, Settings};
 use crate::facts::{NodeFacts, Step, TaskFacts};
@@ -32,6 +37,17 @@ pub enum Phase {
     Launch,
     /// On the node, in the task.
     Node,
+}
+
+impl Phase {
+    /// For people.
+    pub fn when(self) -> &'static str {
+        match self {
+            Phase::Environment => "in srun before the step starts, and on the node; sbatch and salloc only warn",
+            Phase::Launch => "in srun when the step is laid out, and on the node",
+            Phase::Node => "on the node, before the rank starts",
+        }
+    }
 }
 
 /// One check.
@@ -59,27 +75,74 @@ impl Rule {
     ) -> Rule {
         Rule { id, phase, severity, looks_for, run }
     }
+
+    fn text(&self) -> String {
+        let Rule { id, looks_for, .. } = self;
+        let stricter = format!("{id}=off does not look; {id}=error stops the job at what it finds");
+        let (says, switch) = match self.severity {
+            Severity::Error => (
+                "an error, at which the job does not start; a warning where that is less certain",
+                format!("{id}=off does not look; {id}=warn starts the job all the same"),
+            ),
+            Severity::Warning => ("a warning", stricter),
+            Severity::Info => ("a note: it does no harm", stricter),
+        };
+        format!(
+            "{id}, a check\n  looks for {looks_for}\n  says      {says}\n  when      {}\n  switch    {switch}\n  where     \
+             --palingenesis=SPEC, PALINGENESIS_OPT_{}=…, or [rules] of the site file\n",
+            self.phase.when(),
+            id.replace('-', "_").to_ascii_uppercase(),
+        )
+    }
 }
 
 /// Checks that the plan makes where it decides the value they are about.
-const ELSEWHERE: &[&str] = &[
-    "ranks-stale",
-    "variable-passed-over",
-    "name-not-checked",
-    "port-range",
-    "facts-unknown",
-    "site-force",
-    "container-order",
+const ELSEWHERE: &[Rule] = &[
+    elsewhere(
+        "ranks-stale",
+        Phase::Node,
+        Severity::Warning,
+        "rank variables and TORCHELASTIC_* from elsewhere that are not this step's; they are replaced or removed",
+    ),
+    elsewhere(
+        "variable-passed-over",
+        Phase::Node,
+        Severity::Info,
+        "your MASTER_ADDR or MASTER_PORT that gives way to an option",
+    ),
+    elsewhere(
+        "name-not-checked",
+        Phase::Node,
+        Severity::Warning,
+        "a name of rank 0's host that could not be looked up in time",
+    ),
+    elsewhere(
+        "port-range",
+        Phase::Node,
+        Severity::Warning,
+        "a MASTER_PORT in the kernel's range for outgoing connections, where it may be taken",
+    ),
+    elsewhere("facts-unknown", Phase::Node, Severity::Info, "something of the node that could not be read"),
+    elsewhere("site-force", Phase::Node, Severity::Warning, "your variable that gives way to one the site file forces"),
+    elsewhere(
+        "container-order",
+        Phase::Node,
+        Severity::Warning,
+        "a container plugin behind ours, whose image's variables replace what we set",
+    ),
 ];
+
+/// A check that looks where the plan is made.
+const fn elsewhere(id: &'static str, phase: Phase, severity: Severity, looks_for: &'static str) -> Rule {
+    Rule::new(id, phase, severity, looks_for, |_, _| {})
+}
 
 /// Mistakes that no check finds, and why: they are seen to elsewhere, or show on
 /// a GPU only.
 pub const UNDECIDED: &[(&str, &str)] = &[
     ("elastic-leak", "cured: TORCHELASTIC_* is taken out of every rank's environment, and ranks-stale names it"),
     ("master-loopback", "refused where MASTER_ADDR is settled, in srun or on the node, whatever checks= says"),
-    ("gpus-per-task", "a cgroup may hide GPUs that CUDA_VISIBLE_DEVICES names: only CUDA in the rank tells"),
-    ("gpus-none", "a cgroup may hide GPUs that CUDA_VISIBLE_DEVICES names: only CUDA in the rank tells"),
-    ("gpus-fewer", "a cgroup may hide GPUs that CUDA_VISIBLE_DEVICES names: only CUDA in the rank tells"),
+    ("gpus-none", "a step without GPUs may be meant so, and a cgroup may hide them all: only CUDA in the rank tells"),
 ];
 
 fn tables() -> impl Iterator<Item = &'static Rule> {
@@ -93,7 +156,34 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
 
 /// The ids of all checks, which are keys of SPEC and of the site file.
 pub fn ids() -> impl Iterator<Item = &'static str> {
-    tables().map(|rule| rule.id).chain(ELSEWHERE.iter().copied())
+    all().map(|rule| rule.id)
+}
+
+fn all() -> impl Iterator<Item = &'static Rule> {
+    tables().chain(ELSEWHERE)
+}
+
+/// What is known of the check with that id, as text that ends in a newline.
+pub fn text(id: &str) -> Option<String> {
+    if let Some((id, reason)) = UNDECIDED.iter().find(|(undecided, _)| *undecided == id) {
+        return Some(format!("{id}, no check of its own\n  why       {reason}\n"));
+    }
+    all().find(|rule| rule.id == id).map(Rule::text)
+}
+
+/// The same for programs.
+pub fn json(id: &str) -> Option<serde_json::Value> {
+    if let Some((id, reason)) = UNDECIDED.iter().find(|(undecided, _)| *undecided == id) {
+        return Some(json!({"name": id, "kind": "check", "severity": null, "why": reason}));
+    }
+    let rule = all().find(|rule| rule.id == id)?;
+    Some(json!({
+        "name": rule.id,
+        "kind": "check",
+        "severity": rule.severity,
+        "looks_for": rule.looks_for,
+        "when": rule.phase.when(),
+    }))
 }
 
 /// Who set a value.
@@ -231,9 +321,19 @@ pub fn look(subject: &Subject, phases: &[Phase]) -> Vec<Warning> {
     if subject.settings.checks == CheckLevel::Off && subject.settings.rules.is_empty() {
         return findings.list;
     }
+    let tool = tools::is_one(subject.command);
+    let nccl_runs = !tool && subject.node.is_none_or(|node| !node.gpu_models.is_empty());
     for rule in tables().filter(|rule| phases.contains(&rule.phase)) {
+        if tool && tools::NEEDS_NOT.contains(&rule.id) {
+            continue;
+        }
         findings.id = rule.id;
+        let before = findings.list.len();
         (rule.run)(subject, &mut findings);
+        // Where no NCCL runs nothing of it fails for certain.
+        if !nccl_runs && node::OF_NCCL.contains(&rule.id) {
+            findings.list[before..].iter_mut().for_each(Warning::soften);
+        }
     }
     findings.list
 }

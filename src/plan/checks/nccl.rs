@@ -128,8 +128,8 @@ fn ib_timeout_range(subject: &Subject, findings: &mut Findings) {
             };
             findings.warn(
                 format!(
-                    "{shown} is no number of seconds but an exponent up to 31 (4.096 us * 2^value, tried seven times): \
-                     22 is two minutes; NCCL documents 32 and more as endless, a card that takes the lowest 5 bits waits {waits}"
+                    "{shown} is no number of seconds but an exponent from 1 to 31 (4.096 us * 2^value, seven times): 22 is \
+                     two minutes, above 31 is endless by NCCL's guide, and {waits} on a card that takes the lowest 5 bits"
                 ),
                 cure,
             );
@@ -188,7 +188,7 @@ fn bool_word(subject: &Subject, findings: &mut Findings) {
                 _ if name.ends_with("_DISABLE") => "nothing is disabled",
                 _ => "it is off",
             };
-            findings.warn(format!("{shown}: NCCL reads it as 0, so {so}"), "write 1");
+            findings.warn(format!("{shown}: NCCL reads it as 0, so {so}"), "write 1 if that is meant, or unset it");
         } else {
             findings.warn(format!("{shown}: NCCL reads a number here, and a word as 0"), "write a number, or unset it");
         }
@@ -258,14 +258,16 @@ fn gdr_level_int(subject: &Subject, findings: &mut Findings) {
     let Some(old) = number(value) else { return };
     let word = usize::try_from(old).ok().and_then(|old| Level::LEGACY.get(old)).copied().unwrap_or("SYS");
     let (what, cure) = match word {
-        "LOC" => ("switches GPUDirect RDMA off", "unset it: NCCL uses GPUDirect RDMA where the card is near the GPU"),
+        "LOC" => {
+            ("which switches GPUDirect RDMA off", "unset it: NCCL uses GPUDirect RDMA where the card is near the GPU")
+        }
         "SYS" => (
-            "allows GPUDirect RDMA across CPU sockets, often slower than without; it enables nothing that is off",
+            "which allows GPUDirect RDMA across CPU sockets, often slower than without; it enables nothing that is off",
             "unset it: NCCL uses GPUDirect RDMA where the card is near the GPU; write SYS if that is meant",
         ),
-        _ => ("is the farthest card that GPUDirect RDMA may use", "unset it, or write the word"),
+        _ => ("which sets how far from the GPU a card may be for GPUDirect RDMA", "unset it, or write the word"),
     };
-    findings.warn(format!("{}: a number of NCCL's old scale, now {word}: {what}", value.shown()), cure);
+    findings.warn(format!("{}: a number of NCCL's old scale, read as {word}, {what}", value.shown()), cure);
 }
 
 fn level_case(subject: &Subject, findings: &mut Findings) {
@@ -445,12 +447,12 @@ fn algo_proto(subject: &Subject, findings: &mut Findings) {
                     findings.warn(format!("{why}; NCCL does not start with it since 2.24, and ignored it before"), cure)
                 }
             }
-        } else if name == "NCCL_PROTO" && forces_ll128(&value.value) {
+        } else if name == "NCCL_PROTO" && forces_ll128(&value.value) && may_corrupt(subject, &value.value) {
             findings.warn(
                 format!("{shown} forces LL128 also where NCCL would not use it: data is corrupted on links that are not made for it"),
                 "unset it: NCCL uses LL128 where it is safe",
             );
-        } else if !subject.settings.deterministic && !efa_habit(subject, value) {
+        } else if value.from == From::User && !subject.settings.deterministic && !of_a_cloud(subject, value) {
             findings.inform(
                 format!("{shown} takes the choice from NCCL, for all sizes of messages"),
                 "unset it, unless it is a measurement or for determinism",
@@ -466,9 +468,23 @@ fn forces_ll128(text: &str) -> bool {
     })
 }
 
-/// Told by efa-obsolete.
-fn efa_habit(subject: &Subject, value: &Value) -> bool {
-    super::torch::on_efa(subject) && value.name == "NCCL_PROTO" && value.value.eq_ignore_ascii_case("simple")
+/// Forced, LL128 is taken on any link, and NVLink keeps the order it needs. A
+/// list with others, which cloud images set, is no proof where the GPUs are not
+/// known.
+fn may_corrupt(subject: &Subject, list: &str) -> bool {
+    match models(subject) {
+        [] => list.eq_ignore_ascii_case("LL128"),
+        models => !models.iter().all(|model| has_nvlink(model)),
+    }
+}
+
+/// What efa-obsolete tells, and what Google's network plugins insist on. (What an
+/// image or a site's file chooses is not the user's to unset.)
+fn of_a_cloud(subject: &Subject, value: &Value) -> bool {
+    let old = || value.name == "NCCL_PROTO" && value.value.eq_ignore_ascii_case("simple");
+    let plugins = ["NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"];
+    let google = || subject.values.iter().any(|value| plugins.iter().any(|plugin| value.name.starts_with(plugin)));
+    (super::torch::on_efa(subject) && old()) || google()
 }
 
 fn debug_file(subject: &Subject, findings: &mut Findings) {

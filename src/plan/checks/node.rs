@@ -4,7 +4,8 @@
 use std::fmt::Write;
 
 use super::launch::gpus_of_the_task;
-use super::{Findings, Phase, Rule, Subject, Value};
+use super::version::{NCCL, Version};
+use super::{Findings, From, Phase, Rule, Subject, Value};
 use crate::config::{Fabric, Profile, nearest, printable};
 use crate::facts::rdma::LinkLayer;
 use crate::facts::{NetDevice, RdmaPort};
@@ -40,6 +41,9 @@ const fn node(id: &'static str, severity: Severity, looks_for: &'static str, run
     Rule::new(id, Phase::Node, severity, looks_for, run)
 }
 
+/// Checks whose errors are NCCL's.
+pub(super) const OF_NCCL: [&str; 4] = ["ifname-missing", "ifname-lo", "gid-since-221", "mnnvl-no-imex"];
+
 /// From here on a limit on locked memory is no matter for NCCL, which pins some
 /// tens of megabytes for each peer.
 const ENOUGH_LOCKED: u64 = 64 << 30;
@@ -72,11 +76,11 @@ fn listed(names: impl IntoIterator<Item = String>) -> String {
     text
 }
 
-/// What may have been meant: near, and with the same number at its end, since
-/// mlx5_1 for mlx5_9 would be a guess.
+/// What may have been meant: near, and with the same numbers in it, since mlx5_1
+/// for mlx5_9 would be a guess.
 fn meant<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let tail = |name: &str| name[name.trim_end_matches(|c: char| c.is_ascii_digit()).len()..].to_string();
-    let names = names.into_iter().filter(|name| tail(name) == tail(word));
+    let numbers = |name: &str| name.chars().filter(char::is_ascii_digit).collect::<String>();
+    let names = names.into_iter().filter(|name| numbers(name) == numbers(word));
     nearest(word, names).filter(|near| *near != word)
 }
 
@@ -89,8 +93,9 @@ fn integer(subject: &Subject, name: &str) -> Option<i64> {
     subject.given(name).filter(|value| !value.value.is_empty()).and_then(|value| Some(nccl_integer(&value.value)?.0))
 }
 
+/// Whether the node has GPUs, and the task was not given an empty list of them.
 fn has_gpus(subject: &Subject) -> bool {
-    subject.node.is_some_and(|node| !node.gpu_models.is_empty())
+    subject.node.is_some_and(|node| !node.gpu_models.is_empty()) && gpus_of_the_task(subject) > 0
 }
 
 /// The ranks on this node, of which an agent starts several.
@@ -400,7 +405,7 @@ fn hca_netdev(subject: &Subject, findings: &mut Findings) {
                 if nothing { ": it finds none and goes over TCP, many times slower" } else { "" }
             ),
             format!(
-                "name RDMA devices (active are {}); interfaces belong into NCCL_SOCKET_IFNAME",
+                "name RDMA devices (active are {}); interfaces belong in NCCL_SOCKET_IFNAME",
                 port_names(ports.iter().filter(|port| speaks_verbs(port)))
             ),
         );
@@ -592,7 +597,7 @@ fn cvd_order(subject: &Subject, findings: &mut Findings) {
         findings.warn(
             format!(
                 "{order} and {} has GPUs of several models ({first}, {last}): CUDA counts the fastest first, Slurm by bus, \
-                 so that a number means two GPUs",
+                 so that one number may mean two GPUs",
                 here(subject)
             ),
             "set CUDA_DEVICE_ORDER=PCI_BUS_ID",
@@ -618,7 +623,8 @@ fn memlock(subject: &Subject, findings: &mut Findings) {
 }
 
 fn stack(subject: &Subject, findings: &mut Findings) {
-    if subject.task.and_then(|task| task.stack) == Some(u64::MAX) && has_gpus(subject) {
+    let since_228 = Version::of(subject, NCCL).is_some_and(|version| !version.before("2.28"));
+    if !since_228 && subject.task.and_then(|task| task.stack) == Some(u64::MAX) && has_gpus(subject) {
         findings.warn(
             "ulimit -s is unlimited, and then each thread's stack has 2 MiB only, too little for NCCL before 2.28 (it crashes)",
             "`ulimit -s 8192` before srun",
@@ -633,7 +639,9 @@ fn open_files(subject: &Subject, findings: &mut Findings) {
     let ranks = u64::from(subject.nodes.unwrap_or(1)) * ranks_here(subject);
     if limit < 65_536 && ranks > 256 {
         findings.warn(
-            format!("ulimit -n is {limit} for {ranks} ranks: connections to the others and open data may be more"),
+            format!(
+                "ulimit -n is {limit} for {ranks} ranks: connections to the others and open files of data may need more"
+            ),
             "`ulimit -n 65536` before srun, or up to `ulimit -Hn`",
         );
     }
@@ -673,7 +681,7 @@ fn cpus(subject: &Subject, findings: &mut Findings) {
                 if cpus == 1 { "" } else { "s" },
                 here(subject)
             ),
-            "give srun --cpus-per-task=N (it does not follow sbatch's since Slurm 22.05), or --cpu-bind=none",
+            "give srun --cpus-per-task=N (Slurm 22.05 to 23.02 does not take over sbatch's), or --cpu-bind=none",
         );
     }
 }
@@ -723,7 +731,7 @@ fn nvls(subject: &Subject, findings: &mut Findings) {
         });
     let older = ["P100", "V100", "T4", "A100", "A800", "A30", "A40", "A10", "L4", "L40", "L40S"];
     match integer(subject, "NCCL_NVLS_ENABLE") {
-        Some(0) if switched && subject.settings.profile != Profile::Megatron => findings.inform(
+        Some(0) if switched && value.from == From::User && subject.settings.profile != Profile::Megatron => findings.inform(
             format!(
                 "{} leaves out the reductions of {}'s NVLink switches: all-reduce in the node loses about a quarter",
                 value.shown(),

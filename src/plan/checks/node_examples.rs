@@ -113,6 +113,11 @@ fn set(name: &str, value: &str) -> World {
     World::new(TWO).set(name, value)
 }
 
+/// The same where NCCL runs: errors are certain there only.
+fn with_gpus(name: &str, value: &str) -> World {
+    set(name, value).gpus(8, H100)
+}
+
 /// Each check with a bad example (true) and a good one, and what it found there.
 pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
     let hca = |value: &str| set("NCCL_IB_HCA", value);
@@ -170,6 +175,11 @@ pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
         ("memlock", false, two().with(|world| tcp_only(world).memlock = Some(8 << 20))),
         ("stack-unlimited", true, two().gpus(8, H100).with(|world| world.task.stack = Some(u64::MAX))),
         ("stack-unlimited", false, two().gpus(8, H100).with(|world| world.task.stack = Some(8 << 20))),
+        (
+            "stack-unlimited",
+            false,
+            set("NCCL_VERSION", "2.28.9").gpus(8, H100).with(|world| world.task.stack = Some(u64::MAX)),
+        ),
         ("nofile", true, World::new("n[1-64]").with(|world| world.task.open_files = Some(1024))),
         ("nofile", false, two().with(|world| world.task.open_files = Some(1024))),
         ("nofile", false, World::new("n[1-64]").with(|world| world.task.open_files = Some(131_072))),
@@ -179,6 +189,7 @@ pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
         ("cpus", true, two().gpus(8, H100).with(|world| world.task.cpus = Some(1))),
         ("cpus", false, two().gpus(8, H100).with(|world| world.task.cpus = Some(8))),
         ("cpus", false, two().with(|world| world.task.cpus = Some(1))),
+        ("cpus", false, set("CUDA_VISIBLE_DEVICES", "").gpus(8, H100).with(|world| world.task.cpus = Some(1))),
         ("mnnvl-no-imex", true, nvl72(set("NCCL_MNNVL_ENABLE", "1"), false)),
         ("mnnvl-no-imex", true, set("NCCL_MNNVL_ENABLE", "1").set("NCCL_CUMEM_ENABLE", "0")),
         ("mnnvl-no-imex", false, nvl72(set("NCCL_MNNVL_ENABLE", "1"), true)),
@@ -270,23 +281,27 @@ fn says(world: &World, id: &str, severity: Severity, parts: &[&str]) {
 #[test]
 fn an_interface_that_is_not_there_stops_nccl() {
     says(
-        &set("NCCL_SOCKET_IFNAME", "eth2"),
+        &with_gpus("NCCL_SOCKET_IFNAME", "eth2"),
         "ifname-missing",
         Severity::Error,
         &["NCCL_SOCKET_IFNAME=eth2", "on n1 (has eth0, ib0)", "no socket interface found"],
     );
     // A device that is down does not count, and is named.
-    let down = set("NCCL_SOCKET_IFNAME", "eth0").with(|world| world.node.netdevs.as_mut().unwrap()[1].up = false);
+    let down = with_gpus("NCCL_SOCKET_IFNAME", "eth0").with(|world| world.node.netdevs.as_mut().unwrap()[1].up = false);
     says(&down, "ifname-missing", Severity::Error, &["eth0, which is down", "(has ib0)"]);
     // Where NCCL finds its interface otherwise, or may not be asked, it is no error.
-    let other = set("NCCL_SOCKET_IFNAME", "eth2").set("NCCL_COMM_ID", "10.0.0.1:2000");
+    let other = with_gpus("NCCL_SOCKET_IFNAME", "eth2").set("NCCL_COMM_ID", "10.0.0.1:2000");
     says(&other, "ifname-missing", Severity::Warning, &["eth2"]);
     let alone =
-        set("NCCL_SOCKET_IFNAME", "eth2").with(|world| world.step = Step::described("n1", "1", 0, 1, 0).unwrap());
+        with_gpus("NCCL_SOCKET_IFNAME", "eth2").with(|world| world.step = Step::described("n1", "1", 0, 1, 0).unwrap());
     says(&alone, "ifname-missing", Severity::Warning, &["eth2"]);
-    let shell = set("NCCL_SOCKET_IFNAME", "eth2").with(|world| world.shape = Shape::Shell);
+    let shell = with_gpus("NCCL_SOCKET_IFNAME", "eth2").with(|world| world.shape = Shape::Shell);
     says(&shell, "ifname-missing", Severity::Warning, &["eth2"]);
-    says(&set("NCCL_SOCKET_IFNAME", "etj0"), "ifname-missing", Severity::Error, &["did you mean eth0?"]);
+    says(&with_gpus("NCCL_SOCKET_IFNAME", "etj0"), "ifname-missing", Severity::Error, &["did you mean eth0?"]);
+    // A program that runs no NCCL is not refused: on a node without GPUs, or a tool.
+    says(&set("NCCL_SOCKET_IFNAME", "eth2"), "ifname-missing", Severity::Warning, &["eth2"]);
+    let tool = with_gpus("NCCL_SOCKET_IFNAME", "eth2").command("nvidia-smi -L");
+    says(&tool, "ifname-missing", Severity::Warning, &["eth2"]);
     // Gloo takes whole names.
     let gloo = set("GLOO_SOCKET_IFNAME", "eth0,ib");
     says(&gloo, "ifname-missing", Severity::Warning, &["n1 has no ib (has eth0, ib0)", "whole names"]);
@@ -312,7 +327,7 @@ fn leaving_out_docker_alone_takes_lo() {
     let with_network = has(set("NCCL_SOCKET_IFNAME", "^docker0"), &["lo", "docker0", "eth0"]);
     says(&with_network, "ifname-lo", Severity::Warning, &["takes lo on n1", "'^lo,docker,virbr'"]);
     // Nothing else: two nodes would talk to themselves.
-    let without = has(set("NCCL_SOCKET_IFNAME", "^docker0"), &["lo", "docker0"]);
+    let without = has(with_gpus("NCCL_SOCKET_IFNAME", "^docker0"), &["lo", "docker0"]);
     says(&without, "ifname-lo", Severity::Error, &["takes lo"]);
 }
 
@@ -344,7 +359,7 @@ fn a_port_that_is_down_does_not_count() {
 /// <https://github.com/MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark/pull/95>
 #[test]
 fn an_index_must_be_usable_on_every_port() {
-    let gid = |index: &str, rows: &[(&str, u32)]| roce(set("NCCL_IB_GID_INDEX", index), rows);
+    let gid = |index: &str, rows: &[(&str, u32)]| roce(with_gpus("NCCL_IB_GID_INDEX", index), rows);
     let common = [("devA", 1), ("devA", 5), ("devB", 3), ("devB", 5)];
     says(&gid("5", &common), "gid-since-221", Severity::Info, &["is right on n1"]);
     says(
@@ -365,6 +380,35 @@ fn a_port_s_number_that_is_none_is_named() {
     for text in ["08", "+8", "8abc", "", ":2", "18446744073709551615"] {
         let world = set("NCCL_IB_HCA", &format!("=mlx5_0:{text}"));
         says(&world, "hca-missing", Severity::Warning, &["does not end in a port's number", "mlx5_0:1"]);
+    }
+}
+
+/// Google's settings for A3 Mega machines have NCCL_PROTO=Simple,LL128
+/// (GoogleCloudPlatform/cluster-toolkit, examples):
+/// no harm where NVLink keeps the order.
+#[test]
+fn ll128_among_others_is_a_danger_without_nvlink_only() {
+    let list = || set("NCCL_PROTO", "Simple,LL128");
+    says(&list(), "algo-proto", Severity::Info, &["takes the choice"]);
+    says(&list().gpus(8, H100), "algo-proto", Severity::Info, &["takes the choice"]);
+    assert_eq!(list().set("NCCL_FASTRAK_CTRL_DEV", "eth0").gpus(8, H100).found("algo-proto"), []);
+    says(&list().gpus(4, "NVIDIA A10"), "algo-proto", Severity::Warning, &["corrupted"]);
+}
+
+/// Somebody who looks at a node is not told what it lacks for a training.
+#[test]
+fn a_step_that_trains_nothing_is_silent_on_any_node() {
+    for command in ["hostname", "nvidia-smi", "python3 -m torch.utils.collect_env", "python3 -V"] {
+        let poor = World::new(TWO).gpus(8, H100).command(command).with(|world| {
+            world.step = Step::described(TWO, "1,2", 0, 44, 0).unwrap();
+            world.task.cpus = Some(1);
+            world.task.memlock = Some(8 << 20);
+            world.task.shm = Some(64 << 20);
+            world.task.stack = Some(u64::MAX);
+            world.task.open_files = Some(1024);
+        });
+        assert_eq!(poor.all(), [], "{command}");
+        assert_ne!(poor.command("python3 train.py").all(), []);
     }
 }
 

@@ -10,7 +10,7 @@ use super::{Findings, From, Phase, Rule, Severity, Subject, Value};
 use crate::config::{Fabric, Profile, nearest, printable};
 use crate::plan::Shape;
 use crate::plan::catalog::{self, Fault, Grammar, Reader};
-use crate::plan::environment::{CUDA_GRAPHS, USER_BUFFERS, framework_in, has_any, is_blackwell};
+use crate::plan::environment::{CUDA_GRAPHS, MEGATRON_FSDP, USER_BUFFERS, framework_in, has_any, is_blackwell};
 
 use Phase::{Environment, Launch, Node};
 use Severity::{Error, Info};
@@ -174,7 +174,7 @@ fn alloc_both(subject: &Subject, findings: &mut Findings) {
 }
 
 /// Options of the allocator, of all releases.
-const OPTIONS: [&str; 14] = [
+const OPTIONS: [&str; 16] = [
     "expandable_segments",
     "max_split_size_mb",
     "max_non_split_rounding_mb",
@@ -183,6 +183,8 @@ const OPTIONS: [&str; 14] = [
     "roundup_bypass_threshold_mb",
     "backend",
     "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "pinned_use_hip_host_register",
     "pinned_use_cuda_host_register",
     "pinned_use_background_threads",
     "pinned_num_register_threads",
@@ -329,15 +331,11 @@ fn maxconn_range(subject: &Subject, findings: &mut Findings) {
     let Some(value) = given(subject, MAXCONN) else { return };
     if !value.value.trim().parse::<u32>().is_ok_and(|connections| (1..=32).contains(&connections)) {
         findings.warn(
-            format!("{}: CUDA takes 1 to 32 connections, and its default of 8 otherwise", value.shown()),
+            format!("{} is out of range: CUDA takes 1 to 32 connections, 8 by default", value.shown()),
             "unset it, or write 1 for Megatron before Blackwell",
         );
     }
 }
-
-/// Megatron-LM's flags for FSDP, whose start asserts against one connection
-/// (megatron/training/arguments.py).
-const MEGATRON_FSDP: [&str; 3] = ["use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"];
 
 fn maxconn_fsdp(subject: &Subject, findings: &mut Findings) {
     let Some(value) = subject.given(MAXCONN).filter(|value| value.value.trim() == "1") else { return };
@@ -381,11 +379,15 @@ fn launch_blocking(subject: &Subject, findings: &mut Findings) {
     let on = |value: &str| value != "0" && !value.is_empty();
     let mut tell = |name: &str, is: &dyn Fn(&str) -> bool, what: &str| {
         if let Some(value) = subject.given(name).filter(|value| is(&value.value)) {
-            findings.warn(format!("{}: {what}", value.shown()), "unset it, unless a fault is looked for");
+            findings.warn(format!("{} {what}", value.shown()), "unset it, unless a fault is looked for");
         }
     };
-    tell("CUDA_LAUNCH_BLOCKING", &on, "for debugging: the CPU waits for each kernel");
-    tell("PYTORCH_NO_CUDA_MEMORY_CACHING", &|_| true, "for debugging: each tensor is a cudaMalloc; any value does it");
+    tell("CUDA_LAUNCH_BLOCKING", &on, "is for debugging: the CPU waits for each kernel");
+    tell(
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        &|_| true,
+        "is for debugging, whatever its value: each tensor is a cudaMalloc of its own",
+    );
     tell(
         "NVIDIA_TF32_OVERRIDE",
         &|value| value == "0",
@@ -396,7 +398,7 @@ fn launch_blocking(subject: &Subject, findings: &mut Findings) {
         tell(
             "TORCH_DISTRIBUTED_DEBUG",
             &detail,
-            "for debugging: all ranks compare each collective before they start it",
+            "is for debugging: all ranks compare each collective before they start it",
         );
     }
 }
@@ -508,20 +510,35 @@ const TOKENS: [(&str, &str, usize); 12] = [
     ("wandb_v1_", "Weights & Biases", 30),
 ];
 
+/// Whether what follows the beginning is of a token and no name such as
+/// hf_datasets_of_the_last_run or ASIA_PACIFIC_2024.
+fn looks_random(prefix: &str, rest: &str) -> bool {
+    let has = |what: fn(&char) -> bool| rest.chars().any(|c| what(&c));
+    match prefix {
+        "AKIA" | "ASIA" => rest.len() == 16 && rest.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'0'..=b'9')),
+        "hf_" | "ghp_" | "gho_" | "ghs_" => rest.bytes().all(|byte| byte.is_ascii_alphanumeric()),
+        "sk-" => has(char::is_ascii_digit) && has(char::is_ascii_uppercase) && has(char::is_ascii_lowercase),
+        _ => has(char::is_ascii_digit),
+    }
+}
+
 /// The token's owner, if a word holds one. Nothing of it is ever told.
 fn token_in(word: &str, before: &str) -> Option<&'static str> {
     let is = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     let parts = || word.split(|c| !is(c));
     for (prefix, whose, length) in TOKENS {
-        if parts().any(|part| part.strip_prefix(prefix).is_some_and(|rest| rest.len() >= length)) {
+        let is_token = |rest: &str| rest.len() >= length && looks_random(prefix, rest);
+        if parts().any(|part| part.strip_prefix(prefix).is_some_and(is_token)) {
             return Some(whose);
         }
     }
-    // 40 hexadecimal digits are a commit of git, too: only beside a word for it.
+    // 40 hexadecimal digits are a commit of git, too, such as a tokenizer's: only
+    // beside a word for it.
     let about = format!("{before} {word}").to_ascii_lowercase();
     let hexadecimal =
         |part: &str| part.len() == 40 && part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    let named = ["wandb", "api_key", "api-key", "apikey", "token"].iter().any(|word| about.contains(word));
+    let named = ["wandb", "api_key", "api-key", "apikey"].iter().any(|word| about.contains(word))
+        || about.split(|c: char| !c.is_ascii_alphanumeric()).any(|part| part == "token");
     (named && parts().any(hexadecimal)).then_some("Weights & Biases")
 }
 
@@ -545,7 +562,7 @@ fn kill_on_bad(subject: &Subject, findings: &mut Findings) {
     if let Some(value) = given(subject, "SLURM_KILL_BAD_EXIT").filter(|value| value.value.trim() == "0") {
         findings.warn(
             format!("{}: when one rank fails, the others wait for it until they time out", value.shown()),
-            "unset it, or srun --kill-on-bad-exit=1",
+            "export SLURM_KILL_BAD_EXIT=1, or give srun --kill-on-bad-exit=1: unset, it is as slurm.conf has it, usually 0",
         );
     }
     if let Some(value) =
