@@ -22,6 +22,10 @@ pub enum ChildError {
 /// writes.
 const ANSWER_MAX: usize = 512 * 1024;
 
+/// Ends each answer: half a one, of a child that was killed while it wrote, must
+/// not pass for the whole.
+const END: u8 = 4;
+
 /// How long the end of a child is waited for.
 const REAP: Duration = Duration::from_secs(1);
 
@@ -29,13 +33,15 @@ const REAP: Duration = Duration::from_secs(1);
 ///
 /// The child has this process's one calling thread only, so `question` must not
 /// wait for another thread. It ends without running destructors or exit
-/// handlers of this process.
+/// handlers of this process, and with the thread that asks.
 ///
 /// # Errors
 /// When the child does not answer in time, or cannot be started.
 pub fn run(deadline: Duration, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, ChildError> {
     let end = Instant::now() + deadline;
     let (reader, writer) = pipe()?;
+    // SAFETY: getpid takes nothing and cannot fail.
+    let parent = unsafe { libc::getpid() };
     // SAFETY: fork takes no pointers. The child below only runs `question`,
     // writes to the pipe and leaves by _exit.
     let pid = unsafe { libc::fork() };
@@ -43,10 +49,11 @@ pub fn run(deadline: Duration, question: impl FnOnce() -> Vec<u8>) -> Result<Vec
         return Err(io::Error::last_os_error().into());
     }
     if pid == 0 {
+        die_with(parent);
         answer(writer.as_raw_fd(), question);
     }
     drop(writer);
-    let answer = read_until(&reader, end);
+    let answer = read_until(&reader, end).and_then(whole);
     if answer.is_err() {
         // SAFETY: `pid` is our own child and not waited for yet, so the number
         // cannot have passed to another process.
@@ -57,6 +64,27 @@ pub fn run(deadline: Duration, question: impl FnOnce() -> Vec<u8>) -> Result<Vec
         Ok(answer) => Ok(answer),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(ChildError::Deadline(deadline)),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Lets this child be killed when its parent is: nobody else would end it, and
+/// Slurm waits for every process of a step.
+fn die_with(parent: libc::pid_t) {
+    // SAFETY: takes numbers only.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    // SAFETY: getppid takes nothing and cannot fail.
+    let now = unsafe { libc::getppid() };
+    // It may have been killed before; one in another pid namespace is 0.
+    if now != parent && now != 0 {
+        crate::system::output::exit_now(1);
+    }
+}
+
+/// The answer without its end.
+fn whole(mut answer: Vec<u8>) -> io::Result<Vec<u8>> {
+    match answer.pop() {
+        Some(END) => Ok(answer),
+        _ => Err(io::Error::other("the child died")),
     }
 }
 
@@ -87,7 +115,7 @@ fn answer(writer: RawFd, question: impl FnOnce() -> Vec<u8>) -> ! {
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(question));
     let mut code = 1;
     if let Ok(mut bytes) = outcome {
-        bytes.truncate(ANSWER_MAX);
+        bytes.push(END);
         // SAFETY: the pointer and length are those of a live Vec.
         let written = unsafe { libc::write(writer, bytes.as_ptr().cast(), bytes.len()) };
         code = i32::from(usize::try_from(written) != Ok(bytes.len()));
@@ -129,7 +157,6 @@ fn read_until(reader: &OwnedFd, end: Instant) -> io::Result<Vec<u8>> {
         // SAFETY: the buffer is ours and as long as we say.
         let read = unsafe { libc::read(reader.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
         match usize::try_from(read) {
-            Ok(0) if answer.is_empty() => return Err(io::Error::other("the child died")),
             Ok(0) => return Ok(answer),
             Ok(read) => answer.extend_from_slice(&buffer[..read]),
             Err(_) => {
@@ -139,7 +166,7 @@ fn read_until(reader: &OwnedFd, end: Instant) -> io::Result<Vec<u8>> {
                 }
             }
         }
-        if answer.len() > ANSWER_MAX {
+        if answer.len() > ANSWER_MAX + 1 {
             return Err(io::Error::other("the answer is too long"));
         }
     }
@@ -195,6 +222,57 @@ mod tests {
         // SAFETY: ends the child of this test.
         let outcome = run(Duration::from_secs(10), || unsafe { libc::_exit(3) });
         assert!(matches!(outcome, Err(ChildError::Io(_))), "{outcome:?}");
+    }
+
+    #[test]
+    fn half_an_answer_and_one_that_is_too_long_are_errors() {
+        // As a child that is killed while it writes, the pipe being all it has.
+        let outcome = run(Duration::from_secs(10), || {
+            let pipe = (0..1024).find(|fd| {
+                let target = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+                target.is_ok_and(|target| target.to_string_lossy().starts_with("pipe:"))
+            });
+            // SAFETY: a live slice, and the pipe of this child, which ends here.
+            unsafe {
+                libc::write(pipe.unwrap_or(-1), b"+half".as_ptr().cast(), 5);
+                libc::_exit(0)
+            }
+        });
+        assert!(matches!(&outcome, Err(ChildError::Io(error)) if error.to_string() == "the child died"), "{outcome:?}");
+        assert_eq!(run(Duration::from_secs(10), || vec![b'x'; ANSWER_MAX]).unwrap().len(), ANSWER_MAX);
+        let outcome = run(Duration::from_secs(10), || vec![b'x'; ANSWER_MAX + 1]);
+        assert!(
+            matches!(&outcome, Err(ChildError::Io(error)) if error.to_string().contains("too long")),
+            "{outcome:?}"
+        );
+        assert_eq!(run(Duration::from_secs(10), Vec::new).unwrap(), b"");
+    }
+
+    /// As when a step is cancelled while its tasks still ask.
+    #[test]
+    fn a_child_ends_with_the_process_that_asks() {
+        let note = std::env::temp_dir().join(format!("palingenesis-orphan-{}", std::process::id()));
+        let _ = run(Duration::from_secs(1), || {
+            let inner = run(Duration::from_secs(600), || {
+                std::fs::write(&note, std::process::id().to_string()).unwrap();
+                loop {
+                    std::thread::sleep(Duration::from_secs(600));
+                }
+            });
+            inner.unwrap_or_default()
+        });
+        let pid = std::fs::read_to_string(&note).unwrap();
+        std::fs::remove_file(&note).unwrap();
+        let end = Instant::now() + Duration::from_secs(20);
+        // Dead, and perhaps not waited for by whoever took it over.
+        let runs = || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
+        };
+        while runs() {
+            assert!(Instant::now() < end, "process {pid} lives on");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Nothing that another process waits to see closed.
