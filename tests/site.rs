@@ -191,7 +191,11 @@ fn a_broken_file_refuses_with_the_flag_and_touches_no_other_job() {
     // (how root makes it, what the line says, whether it is also tried in sbatch and salloc)
     let cases: &[(&str, &[&str], bool)] = &[
         ("true", &["does not exist"], true),
-        ("echo 'port = 21000' >F; chmod 600 F", &["cannot be opened: Permission denied"], false),
+        (
+            "echo 'port = 21000' >F; chmod 600 F",
+            &["cannot be opened: Permission denied; every user must be able to read it (chmod a+r"],
+            false,
+        ),
         ("printf 'port = 21000\\n\\xff\\n' >F", &["is not UTF-8 in line 2"], false),
         ("printf '\\n\\nprot = 21000\\n' >F", &[":3: unknown key 'prot'", "did you mean 'port'?"], true),
         ("echo 'port = [21000]' >F", &[":1: port is a list, but must be text"], false),
@@ -309,7 +313,16 @@ fn doctor_prints_what_a_file_means() {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("doctor.toml");
     write(&file, &SITE.replace("NCCL_IB_TIMEOUT = \"20\"", "NCCL_IB_TIMEOUT = \"120\""));
     let path = file.to_str().unwrap();
+    let all_may_read = fs::Permissions::from_mode(0o644);
+    if fs::metadata(&file).unwrap().uid() == 0 {
+        // Root reads it all the same, srun as its user does not.
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        let said = doctor(&["--config", path]);
+        assert!(said.code == 0 && said.err.contains("is not readable by all (mode 0640)"), "{said:?}");
+    }
+    fs::set_permissions(&file, all_may_read).unwrap();
     let said = doctor(&["--config", path, "--partition", "main", "--node", "n2"]);
+    assert!(!said.err.contains("readable by all"), "{said:?}");
     if fs::metadata(&file).unwrap().uid() == 0 {
         assert_eq!(said.code, 0, "{said:?}");
     } else {

@@ -46,7 +46,7 @@ pub fn run(arguments: &Arguments) -> Result<(), anyhow::Error> {
         };
     };
     let site = Site::parse(file, &found.text).map_err(Broken)?;
-    for warning in site.warnings() {
+    for warning in site.warnings().iter().chain(&found.hidden) {
         tell(&format!("warning: {warning}"));
     }
     print(&site.text())?;

@@ -29,6 +29,7 @@ pub use user::User;
 use std::path::Path;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::system::child;
@@ -54,24 +55,25 @@ impl NodeFacts {
     /// and is named in `unknown`; a missing driver is no fault.
     pub fn read(root: &Path) -> NodeFacts {
         let mut unknown = Vec::new();
-        let gpu_models = gpus::models(root).unwrap_or_else(|why| {
-            unknown.push(why);
-            Vec::new()
-        });
+        let gpu_models = in_a_child(PATIENCE, || gpus::models(root))
+            .unwrap_or_else(|why| Err(format!("GPU models unknown: {why}")))
+            .unwrap_or_else(|why| {
+                unknown.push(why);
+                Vec::new()
+            });
         let ephemeral_ports = network::ephemeral_ports(root).unwrap_or_else(|why| {
             unknown.push(why);
             None
         });
-        let Seen { rdma, netdevs, unknown: more } = in_a_child(root).unwrap_or_else(|why| Seen {
-            unknown: vec![format!("the node's network unknown: {why}")],
-            ..Seen::default()
+        let Seen { rdma, netdevs, unknown: more } = in_a_child(PATIENCE, || network_of(root)).unwrap_or_else(|why| {
+            Seen { unknown: vec![format!("the node's network unknown: {why}")], ..Seen::default() }
         });
         unknown.extend(more);
         NodeFacts { gpu_models, ephemeral_ports, rdma, netdevs, unknown }
     }
 }
 
-/// How long the kernel may take to tell the node's network.
+/// How long the kernel may take to tell the node's GPUs, and as long its network.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The node's network, on its way from the child that looked.
@@ -82,21 +84,24 @@ struct Seen {
     unknown: Vec<String>,
 }
 
+fn network_of(root: &Path) -> Seen {
+    let mut seen = Seen::default();
+    match rdma::ports(root) {
+        Ok(ports) => seen.rdma = ports,
+        Err(why) => seen.unknown.push(why),
+    }
+    match netdevs::devices(root) {
+        Ok(devices) => seen.netdevs = devices,
+        Err(why) => seen.unknown.push(why),
+    }
+    seen
+}
+
 /// Looks in a child: the state of a port is asked of the device's firmware, and
-/// that of a dead one may keep the asker for a minute, or for ever.
-fn in_a_child(root: &Path) -> Result<Seen, String> {
-    let answer = child::run(PATIENCE, || {
-        let mut seen = Seen::default();
-        match rdma::ports(root) {
-            Ok(ports) => seen.rdma = ports,
-            Err(why) => seen.unknown.push(why),
-        }
-        match netdevs::devices(root) {
-            Ok(devices) => seen.netdevs = devices,
-            Err(why) => seen.unknown.push(why),
-        }
-        serde_json::to_vec(&seen).unwrap_or_default()
-    });
+/// GPUs of a driver that holds its locks while it looks at a dead one. Either may
+/// keep the asker for a minute, or for ever.
+fn in_a_child<T: Serialize + DeserializeOwned>(patience: Duration, look: impl FnOnce() -> T) -> Result<T, String> {
+    let answer = child::run(patience, || serde_json::to_vec(&look()).unwrap_or_default());
     let answer = answer.map_err(|error| error.to_string())?;
     serde_json::from_slice(&answer).map_err(|error| error.to_string())
 }
@@ -126,6 +131,30 @@ mod tests {
         assert_eq!(facts.unknown, Vec::<String>::new());
         let nothing = NodeFacts::read(Path::new("/nonexistent"));
         assert_eq!(nothing, NodeFacts::default());
+    }
+
+    /// A driver that does not answer holds up whoever reads its files; a fifo does
+    /// the same to a reader that does not ask for less.
+    #[test]
+    fn a_driver_that_does_not_answer_costs_the_deadline_and_no_more() {
+        let tree = Tree::new("silent-driver");
+        tree.file("proc/driver/nvidia/gpus/0000:01:00.0/x", "");
+        let file = tree.root().join("proc/driver/nvidia/gpus/0000:01:00.0/information");
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let start = std::time::Instant::now();
+        let facts = NodeFacts::read(tree.root());
+        assert!(start.elapsed() < PATIENCE * 3, "{:?}", start.elapsed());
+        assert_eq!((facts.gpu_models.len(), facts.unknown.len()), (0, 1), "{:?}", facts.unknown);
+        assert!(facts.unknown[0].starts_with("GPU models unknown: no answer within"), "{:?}", facts.unknown);
+    }
+
+    #[test]
+    fn gpu_models_come_back_from_the_child() {
+        let tree = Tree::new("models");
+        for (address, model) in [("0000:01:00.0", "NVIDIA H100"), ("0000:02:00.0", "NVIDIA A100")] {
+            tree.file(&format!("proc/driver/nvidia/gpus/{address}/information"), &format!("Model: \t {model}\n"));
+        }
+        assert_eq!(NodeFacts::read(tree.root()).gpu_models, ["NVIDIA A100", "NVIDIA H100"]);
     }
 
     /// A node of hundreds of containers has a device for each.

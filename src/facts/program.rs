@@ -3,8 +3,16 @@
 
 use std::io::ErrorKind;
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 use crate::system::access::may_execute;
+use crate::system::child;
+
+/// How long one path, and how long all of them, may keep the task: each may be on
+/// a file server that does not answer.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(15));
 
 /// What is known for starting another program than the command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -18,7 +26,7 @@ pub struct StartFacts {
 }
 
 /// A file that was looked at.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
     /// Its absolute path.
     pub path: String,
@@ -42,11 +50,21 @@ pub fn shown(path: &str) -> String {
 }
 
 /// Looks at each path below `root`, up to the first that can be run: no rule
-/// needs the others, and each may be on a slow network file system.
+/// needs the others. Each in a child, so that one which does not answer hides
+/// neither itself nor the next.
 pub fn look(root: &Path, paths: &[String]) -> Vec<Program> {
+    look_by(paths, PATIENCE, |path| look_at(root, path))
+}
+
+fn look_by(paths: &[String], (each, all): (Duration, Duration), look: impl Fn(&str) -> Program) -> Vec<Program> {
+    let end = Instant::now() + all;
     let mut programs = Vec::new();
     for path in paths {
-        let program = look_at(root, path);
+        let left = end.saturating_duration_since(Instant::now()).min(each);
+        let answer = child::run(left, || serde_json::to_vec(&look(path)).unwrap_or_default());
+        let answer = answer.map_err(|error| error.to_string());
+        let program = answer.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string()));
+        let program = program.unwrap_or_else(|why| Program { path: path.into(), exists: true, unfit: Some(why) });
         let fit = program.unfit.is_none();
         programs.push(program);
         if fit {
@@ -101,5 +119,25 @@ mod tests {
         assert_eq!(unfit, expected.map(|(exists, why)| (exists, why.to_string())));
         assert_eq!(look(&["/link"])[0].unfit, None);
         fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn a_path_that_does_not_answer_costs_its_share_and_hides_no_other() {
+        let slow = |path: &str| {
+            if path != "/here" {
+                std::thread::sleep(Duration::from_secs(600));
+            }
+            Program { path: path.into(), exists: true, unfit: None }
+        };
+        let paths = |list: &[&str]| list.iter().map(|path| path.to_string()).collect::<Vec<_>>();
+        let start = Instant::now();
+        let (each, all) = (Duration::from_millis(300), Duration::from_secs(20));
+        let found = look_by(&paths(&["/dead", "/here", "/more"]), (each, all), slow);
+        assert_eq!(found.iter().map(|program| program.path.as_str()).collect::<Vec<_>>(), ["/dead", "/here"]);
+        assert!(found[0].unfit.as_ref().is_some_and(|why| why.contains("no answer")), "{found:?}");
+        assert_eq!(found[1].unfit, None);
+        let found = look_by(&paths(&["/dead"; 40]), (each, each), slow);
+        assert_eq!(found.len(), 40);
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     }
 }

@@ -106,8 +106,8 @@ pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// The usual file lies on the node itself; one that the admin names may lie on a
-/// file server that does not answer.
-fn read_site(config: Option<String>) -> Result<Option<Site>, SiteError> {
+/// file server that does not answer. srun reads its own in the same way.
+pub fn read_site(config: Option<String>) -> Result<Option<Site>, SiteError> {
     let Some(file) = config else {
         return Site::named_or_usual(None);
     };

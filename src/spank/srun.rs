@@ -212,7 +212,7 @@ fn site(arguments: Arguments) -> Result<Option<Site>, Failure> {
         return Ok(None);
     }
     let plugstack = Plugstack::parse(arguments.iter()).map_err(refused)?;
-    Site::named_or_usual(plugstack.config.as_deref()).map_err(refused)
+    super::slurmstepd::read_site(plugstack.config).map_err(refused)
 }
 
 /// The settings that the checks of this process go by.

@@ -17,6 +17,8 @@ pub struct Found {
     pub text: String,
     /// Whether root alone can change it.
     pub trusted: Result<(), SiteError>,
+    /// What keeps users from reading it; srun reads it as its user.
+    pub hidden: Option<String>,
 }
 
 /// The file's text; `None` where there is none.
@@ -41,13 +43,21 @@ pub fn look(file: &str) -> Result<Option<Found>, SiteError> {
     let opened = match opened {
         Ok(opened) => opened,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            let cure = "every user must be able to read it (chmod a+r, and a+x for its directories)";
+            return Err(wrong(format!("cannot be opened: {}; {cure}", reason(&error))));
+        }
         Err(error) => return Err(wrong(format!("cannot be opened: {}", reason(&error)))),
     };
     let data = opened.metadata().map_err(|error| wrong(format!("cannot be looked at: {}", reason(&error))))?;
     check(&data).map_err(wrong)?;
     let trusted = trust(&data).map_err(wrong);
+    let mode = data.mode() & 0o7777;
+    let hidden = (mode & 0o004 == 0).then(|| {
+        format!("{file} is not readable by all (mode {mode:04o}): whoever cannot read it is refused; chmod a+r")
+    });
     let text = text(opened).map_err(wrong)?;
-    Ok(Some(Found { text, trusted }))
+    Ok(Some(Found { text, trusted, hidden }))
 }
 
 fn check(data: &Metadata) -> Result<(), String> {
