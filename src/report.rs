@@ -63,7 +63,20 @@ pub fn warning_line(warning: &Warning) -> String {
         Severity::Warning => "warning",
         Severity::Info => "note",
     };
-    format!("palingenesis: {severity}: {}; {} [{}]\n", warning.message, warning.cure, warning.id)
+    one_line(&format!("palingenesis: {severity}: {}; {} [{}]", warning.message, warning.cure, warning.id))
+}
+
+/// Text as one line, ending in a newline. What people wrote is made safe where it
+/// is put in; names of variables, files and devices are so here: none may move a
+/// terminal's cursor or make a second line.
+pub fn one_line(text: &str) -> String {
+    let mut line = safe(text.trim_end_matches('\n'));
+    line.push('\n');
+    line
+}
+
+fn safe(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// Stands for a line that srun has told, so that rank 0 need not tell it again.
@@ -98,8 +111,8 @@ fn shortened(value: &str) -> String {
 
 fn heading(plan: &Plan) -> String {
     let step = &plan.step;
-    format!(
-        "palingenesis: step {}.{}, {} shape, profile {}, fabric {}: {} {} of {} on {} (local {} of {}, node {} of {})\n",
+    one_line(&format!(
+        "palingenesis: step {}.{}, {} shape, profile {}, fabric {}: {} {} of {} on {} (local {} of {}, node {} of {})",
         step.job_id,
         step.step_id,
         step.shape.name(),
@@ -113,7 +126,7 @@ fn heading(plan: &Plan) -> String {
         step.local_world_size,
         step.node_rank,
         step.nodes,
-    )
+    ))
 }
 
 fn removed(text: &mut String, notes: &[Note]) {
@@ -139,6 +152,7 @@ fn aligned<const N: usize>(text: &mut String, titles: [&str; N], rows: &[[String
             *width = (*width).max(cell.chars().count());
         }
     }
+    let rows: Vec<[String; N]> = rows.iter().map(|row| std::array::from_fn(|column| safe(&row[column]))).collect();
     let mut line = |cells: [&str; N]| {
         let mut line = String::from(" ");
         for (cell, width) in cells.iter().zip(widths) {
@@ -149,7 +163,7 @@ fn aligned<const N: usize>(text: &mut String, titles: [&str; N], rows: &[[String
         text.push('\n');
     };
     line(titles);
-    for row in rows {
+    for row in &rows {
         line(std::array::from_fn(|column| row[column].as_str()));
     }
 }
@@ -191,5 +205,81 @@ mod tests {
         let rows = [["RANK".into(), "1".into()], ["WORLD_SIZE".into(), "16".into()]];
         aligned(&mut text, ["VARIABLE", "VALUE"], &rows);
         assert_eq!(text, "  VARIABLE    VALUE\n  RANK        1\n  WORLD_SIZE  16\n");
+    }
+
+    /// The user's and the image's environment, NCCL's file and the command hold
+    /// `secret` under every name that a report might show, families' too.
+    fn world_of_secrets(secret: &str) -> crate::plan::tests::World {
+        use crate::facts::task::{Container, FileValue};
+        use crate::plan::catalog;
+        let mut world = crate::plan::tests::World::new("n[1-2]", "2(x2)", 0);
+        let mut submitted = crate::facts::Environment::default();
+        let known = catalog::entries().map(|entry| entry.name);
+        let names = known.filter_map(|name| match name.strip_suffix('*') {
+            Some(family) => Some(format!("{family}X_KEY")),
+            None => is_secret(name).then(|| name.to_string()),
+        });
+        let others = ["AWS_SECRET_ACCESS_KEY", "NCCL_DB_PASSWORD", "HF_XET_X_TOKEN", "PALINGENESIS_STORE_KEY"];
+        for name in names.chain(others.map(String::from)) {
+            submitted.set(name.as_str(), secret);
+            world.environment.set(name.as_str(), format!("{secret}-of-the-image"));
+            let file = "/etc/nccl.conf".to_string();
+            world.task.nccl_files.push(FileValue { name: format!("NCCL_{name}"), value: secret.into(), file });
+        }
+        world.submitted = Some(submitted);
+        world.task.container = Container::Inside;
+        let words = ["python3", "train.py", "--hf-token", secret, "WANDB_API_KEY"];
+        world.command = words.iter().map(|word| word.to_string()).collect();
+        world.command.extend([format!("--api-key={secret}"), format!("HF_TOKEN={secret}")]);
+        world
+    }
+
+    #[test]
+    fn no_secret_is_in_any_report() {
+        let secret = "hf_AbCdEf";
+        for spec in ["", "debug", "fsdp", "launch=agent", "launch=shell", "checks=warn", "secrets-argv=error"] {
+            let Ok(plan) = world_of_secrets(secret).plan(spec) else {
+                assert!(!world_of_secrets(secret).refusal(spec).contains(secret), "{spec}");
+                continue;
+            };
+            let (table, json) = (table(&plan), json(&plan).unwrap());
+            for text in [table, json] {
+                let line = text.lines().find(|line| line.contains(secret));
+                assert_eq!(line, None, "{spec}");
+            }
+            // It is put back all the same.
+            assert_eq!(plan.value("HF_XET_X_TOKEN"), Some(secret), "{spec}");
+        }
+    }
+
+    /// Whatever the names of variables, files and nodes are.
+    #[test]
+    fn names_move_no_terminal_s_cursor_and_make_no_second_line() {
+        use crate::facts::task::FileValue;
+        let bad = "\u{1b}[2J\n\u{9b}";
+        let mut world = crate::plan::tests::World::new("n[1-2]", "2(x2)", 0);
+        for name in ["NCCL_", "NCCL_IB_", "OMPI_MCA_", "FI_", "UCX_", "TORCH_", "HF_XET_", "PET_", "PYTORCH_"] {
+            world.environment.set(format!("{name}{bad}"), format!("1{bad}"));
+        }
+        world.environment.set("PALINGENESIS_SET", format!("7.0 A{bad}=1"));
+        let file = format!("/home/{bad}/.nccl.conf");
+        world.task.nccl_files.push(FileValue { name: format!("NCCL_{bad}"), value: bad.into(), file });
+        world.task.unknown.push(format!("{bad} not read"));
+        world.command = vec!["torchrun".into(), format!("--master-addr={bad}"), format!("--nnodes={bad}"), bad.into()];
+        world.step.node = format!("n1{bad}");
+        for spec in ["", "debug", "launch=native", "launch=agent", "checks=warn"] {
+            let text = match world.plan(spec) {
+                Ok(plan) => {
+                    assert!(plan.warnings.iter().all(|warning| warning_line(warning).matches('\n').count() == 1));
+                    table(&plan)
+                }
+                Err(refusal) => one_line(&refusal.to_string()),
+            };
+            let found = text.chars().find(|c| c.is_control() && *c != '\n');
+            assert_eq!(found, None, "{spec}: {text}");
+            let lines = text.lines().filter(|line| line.starts_with("[2J"));
+            assert_eq!(lines.count(), 0, "{spec}: {text}");
+        }
+        assert_eq!(one_line("a\nb\n"), "a?b\n");
     }
 }

@@ -216,6 +216,7 @@ fn keep(plan: &mut Plan, facts: &Facts, name: &str, value: &str, from: &From, in
 
 fn restored(environment: &Environment, name: &str) -> String {
     match environment.get(name) {
+        Some(_) if crate::report::is_secret(name) => "yours, put back: the container image has another".into(),
         Some(image) => format!("yours, put back: the container image has {}", crate::config::printable(image)),
         None => "yours, put back: the container had removed it".into(),
     }

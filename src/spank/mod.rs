@@ -127,14 +127,14 @@ impl<E: std::error::Error> From<E> for Failure {
 
 /// The line for a failure of `hook`.
 fn line(hook: Hook, failure: &Failure) -> String {
-    match failure {
-        Failure::Refused(text) => format!("palingenesis: error: {text}\n"),
+    crate::report::one_line(&match failure {
+        Failure::Refused(text) => format!("palingenesis: error: {text}"),
         Failure::Fault(text) => format!(
             "palingenesis: error: internal fault in slurm_spank_{}: {text}; please report it, \
-             and start the job with --palingenesis=off meanwhile\n",
+             and start the job with --palingenesis=off meanwhile",
             hook.name()
         ),
-    }
+    })
 }
 
 /// Every hook comes through here.

@@ -373,7 +373,7 @@ pub fn allocator_init_post_opt(arguments: Arguments) -> Result<(), Failure> {
         Ok(outcome) => outcome,
         Err(failure) if option.is_some() => return Err(failure),
         Err(Failure::Refused(error)) => {
-            to_stderr(&format!("palingenesis: warning: srun in this job will refuse: {error}\n"));
+            to_stderr(&report::one_line(&format!("palingenesis: warning: srun in this job will refuse: {error}")));
             return Ok(());
         }
         Err(Failure::Fault(_)) => return Ok(()),

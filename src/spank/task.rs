@@ -269,7 +269,7 @@ fn refuse_for_the_step(environment: &Environment, het: bool, line: &str) -> ! {
         }
     });
     if number("SLURM_PROCID") == Some("0") || (het && number("SLURM_LOCALID") == Some("0")) {
-        to_stderr(&format!("{line}\n"));
+        to_stderr(&report::one_line(line));
     }
     exit_now(EXIT_REFUSED);
 }
