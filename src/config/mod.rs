@@ -78,6 +78,7 @@ pub fn resolve(given: Given, environment: &Environment) -> Result<Option<Setting
             }
         }
         settings.check_combination()?;
+        settings.check_length()?;
     }
     Ok(Some(settings))
 }
@@ -202,6 +203,32 @@ mod tests {
     fn our_other_variables_are_never_read_as_settings() {
         let vars = env(&[("PALINGENESIS", ""), ("PALINGENESIS_STORE_KEY", "k"), ("PALINGENESIS_SET", "s")]);
         assert_eq!(resolve(Given::default(), &vars).unwrap(), Some(Settings::default()));
+    }
+
+    /// A longer one would not reach the nodes whole, and the step run without.
+    #[test]
+    fn what_is_given_in_several_places_must_fit_into_one_spec() {
+        // Each blank is three characters in SPEC.
+        let directory = format!("/{}", "a ".repeat(500));
+        let one = Given { option: Some("debug"), cache: Some(&directory), ..Given::default() };
+        let settings = resolve(one, &env(&[])).unwrap().unwrap();
+        let again = Settings::parse(&settings.to_string(), Source::Option).unwrap();
+        assert_eq!(again.cache.as_deref(), Some(directory.as_str()));
+        let local = directory.replace(' ', "%20");
+        let keys = env(&[("PALINGENESIS_OPT_LOCAL", local.as_str())]);
+        let error = resolve(one, &keys).unwrap_err().to_string();
+        assert!(error.contains("PALINGENESIS_OPT_*") && error.contains("2048"), "{error}");
+        let checks: Vec<(String, &str)> = crate::plan::checks::ids()
+            .map(|id| (format!("{KEY_PREFIX}{}", id.to_ascii_uppercase().replace('-', "_")), "error"))
+            .collect();
+        let checks: Vec<(&str, &str)> = checks.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        match resolve(Given::spec(""), &env(&checks)) {
+            Ok(settings) => {
+                let spec = settings.unwrap().to_string();
+                assert!(Settings::parse(&spec, Source::Option).is_ok(), "{spec}");
+            }
+            Err(error) => assert!(matches!(error, SpecError::TooLong { .. }), "{error}"),
+        }
     }
 
     #[test]

@@ -649,6 +649,16 @@ impl Settings {
         self
     }
 
+    /// Whether all of it can be handed to the nodes.
+    pub(super) fn check_length(&self) -> Result<(), SpecError> {
+        let length = self.to_string().len();
+        if length <= SPEC_MAX {
+            return Ok(());
+        }
+        let together = "--palingenesis, with what --palingenesis-cache and PALINGENESIS_OPT_* add,";
+        Err(SpecError::TooLong { length, source_: Source::Variable(together.into()) })
+    }
+
     /// Keys that exclude each other.
     pub(in crate::config) fn check_combination(&self) -> Result<(), SpecError> {
         let both = |first, second, what| {

@@ -12,6 +12,7 @@ use super::pattern::Pattern;
 use super::{Section, Selected, Site, SiteError, SiteProfile, SiteVariable};
 use crate::config::spec::{check_profile_name, escape};
 use crate::config::{KEYS, LogLevel, Profile, Settings, Source, SpecError, nearest, printable};
+use crate::facts::hostlist::MAX_NAMES;
 use crate::plan::catalog::{self, Fault, Kind, Reader};
 use crate::plan::checks;
 
@@ -82,6 +83,8 @@ struct Parser<'a> {
     text: &'a str,
     profiles: Vec<String>,
     warnings: Vec<String>,
+    /// Names that the patterns so far stand for.
+    names: usize,
 }
 
 impl Site {
@@ -90,7 +93,7 @@ impl Site {
     /// # Errors
     /// The first thing that is not understood.
     pub fn parse(file: &str, text: &str) -> Result<Site, SiteError> {
-        let parser = Parser { file, text, profiles: Vec::new(), warnings: Vec::new() };
+        let parser = Parser { file, text, profiles: Vec::new(), warnings: Vec::new(), names: 0 };
         let document = DeTable::parse(text).map_err(|error| {
             let why = format!("not TOML: {}", printable(error.message()));
             parser.error(&error.span().unwrap_or(0..0), why)
@@ -192,6 +195,13 @@ impl Parser<'_> {
             }
             let pattern = Pattern::parse(named.name)
                 .map_err(|why| self.error(&named.at, format!("bad {} pattern: {why}", entry.name)))?;
+            self.names += pattern.len();
+            if self.names > MAX_NAMES {
+                let why = format!(
+                    "the file's patterns stand for more than {MAX_NAMES} names by now: write * for a range that holds all"
+                );
+                return Err(self.error(&named.at, why));
+            }
             let section = self.section(entries(self.table(&named)?), false)?;
             list.push(Selected { pattern, section });
         }

@@ -26,6 +26,11 @@ impl Pattern {
         self.globs.iter().any(|glob| matches(glob.as_bytes(), name.as_bytes()))
     }
 
+    /// How many names it is kept as.
+    pub fn len(&self) -> usize {
+        self.globs.len()
+    }
+
     /// As written.
     pub fn text(&self) -> &str {
         &self.text

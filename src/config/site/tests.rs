@@ -326,3 +326,31 @@ fn no_text_panics() {
         }
     }
 }
+
+/// Each of these is within [`LARGEST`], and is read by slurmstepd.
+#[test]
+fn a_file_made_to_exhaust_its_reader_is_an_error() {
+    let many = 100_000;
+    let texts = [
+        "[".repeat(2 * many),
+        format!("a={}", "[".repeat(2 * many)),
+        format!("a={}{}", "[".repeat(many), "]".repeat(many)),
+        format!("a={}", "{a=".repeat(many / 2)),
+        format!("{}a=1", "a.".repeat(many)),
+        format!("[{}a]", "a.".repeat(many)),
+        format!("[[{}a]]", "a.".repeat(many)),
+        format!("env={{{}A=1}}", "a.".repeat(many)),
+        "[a.b]\n".repeat(many / 4),
+        format!("a=\"{}", "\\u0041".repeat(many / 4)),
+    ];
+    for text in texts {
+        assert!(text.len() as u64 <= LARGEST, "{}", text.len());
+        assert!(finding(&text).contains(": "), "{}", &text[..10]);
+    }
+    // 262144 names each, in 52 bytes.
+    let section = |number: usize| format!("[node.\"a{number}[0-65535],b[0-65535],c[0-65535],d[0-65535]\"]\n");
+    let text: String = (0..4000).map(section).collect();
+    let found = finding(&text);
+    assert!(found.starts_with(&format!("{FILE}:2: the file's patterns stand for more than 262144 names")), "{found}");
+    parse(&section(0));
+}
