@@ -232,6 +232,13 @@ fn traps_in_a_place_open_to_all_are_not_stepped_into() {
         ("as $ME mkdir -m 770 tmp/OWN", "make local /tmp", format!("Open(504) /tmp/{own}")),
         ("as $ME mkdir -m 755 tmp/OWN", "make local /tmp", format!("Open(493) /tmp/{own}")),
         ("chmod 777 tmp", "make local /tmp", "NotSticky(511) /tmp".into()),
+        // Where everybody may exchange a directory further up, too.
+        ("chmod 777 tmp; as $ME mkdir -p -m 700 tmp/job/own", "make local /tmp/job/own", "NotSticky(511) /tmp".into()),
+        (
+            "chmod 777 tmp; as $ME mkdir -m 700 tmp/job; as $ME ln -s ../tmp/job mine/job",
+            "make local /mine/job",
+            "NotSticky(511) /tmp".into(),
+        ),
         ("as $STRANGER ln -s /mnt/world/prey tmp/c", "make shared /tmp/c", format!("{foreign} /tmp/c")),
         ("as $STRANGER ln -s /mnt/world/prey tmp/c", "make shared /tmp/c/d", format!("{foreign} /tmp/c")),
         ("as $STRANGER mkdir -m 777 tmp/c", "make shared /tmp/c", format!("{foreign} /tmp/c")),

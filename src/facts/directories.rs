@@ -291,6 +291,9 @@ pub(crate) struct Walked {
     pub at: String,
     /// Whether the whole path was there.
     pub complete: bool,
+    /// The first directory on the way in which everybody may exchange what the path
+    /// names, and its mode.
+    pub loose: Option<(String, u32)>,
 }
 
 /// What a walk does about a name that is not there: makes it and says true, or
@@ -302,7 +305,7 @@ pub(crate) type Missing<'a> = &'a dyn Fn(&Folder, &str, &str) -> Result<bool, Fa
 /// stranger's would lead to where the stranger wants. (In a user namespace root
 /// cannot be told from a stranger, and counts as one.)
 pub(crate) fn walk(from: Walked, path: &str, missing: Missing) -> Result<Walked, Fault> {
-    let Walked { mut folder, mut at, .. } = from;
+    let Walked { mut folder, mut at, mut loose, .. } = from;
     let user = user();
     let parts = |path: &str| -> Vec<String> {
         path.split('/').filter(|part| !part.is_empty() && *part != ".").map(String::from).collect()
@@ -320,12 +323,16 @@ pub(crate) fn walk(from: Walked, path: &str, missing: Missing) -> Result<Walked,
         }
         let here = format!("{at}/{name}");
         let status = |folder: &Folder| folder.status().map_err(|error| failed(&here, &error, folder));
-        let open_to_all = status(&folder)?.mode & 0o002 != 0;
+        let mode = status(&folder)?.mode;
+        if is_loose(mode) {
+            loose.get_or_insert_with(|| (at.clone(), mode));
+        }
+        let open_to_all = mode & 0o002 != 0;
         let trusted = |owner: u32| if open_to_all && owner != user && owner != 0 { Some(owner) } else { None };
         let found = match folder.find(&name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if !missing(&folder, &name, &here)? {
-                    return Ok(Walked { folder, at, complete: false });
+                    return Ok(Walked { folder, at, complete: false, loose });
                 }
                 folder.find(&name)
             }
@@ -357,13 +364,18 @@ pub(crate) fn walk(from: Walked, path: &str, missing: Missing) -> Result<Walked,
             Found::Other => return Err(fault(&here, What::NotDirectory)),
         }
     }
-    Ok(Walked { folder, at, complete: true })
+    Ok(Walked { folder, at, complete: true, loose })
+}
+
+/// Whether everybody may rename and remove what is in a directory of this mode.
+fn is_loose(mode: u32) -> bool {
+    mode & 0o1002 == 0o0002
 }
 
 /// The start of a walk.
 pub(crate) fn root() -> Result<Walked, Fault> {
     let folder = Folder::root().map_err(|error| fault("/", What::Failed(error.to_string())))?;
-    Ok(Walked { folder, at: String::new(), complete: true })
+    Ok(Walked { folder, at: String::new(), complete: true, loose: None })
 }
 
 /// The user's own directory in a place that may be open to all: no link, the
@@ -371,8 +383,9 @@ pub(crate) fn root() -> Result<Walked, Fault> {
 pub(crate) fn own(parent: &Walked, name: &str) -> Result<Option<Walked>, Fault> {
     let at = format!("{}/{name}", parent.at);
     let above = parent.folder.status().map_err(|error| failed(&parent.at, &error, &parent.folder))?;
-    if above.mode & 0o1002 == 0o0002 {
-        return Err(fault(&parent.at, What::NotSticky(above.mode)));
+    let loose = parent.loose.clone().or_else(|| is_loose(above.mode).then(|| (parent.at.clone(), above.mode)));
+    if let Some((at, mode)) = loose {
+        return Err(fault(&at, What::NotSticky(mode)));
     }
     let folder = match parent.folder.find(name) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -388,13 +401,15 @@ pub(crate) fn own(parent: &Walked, name: &str) -> Result<Option<Walked>, Fault> 
     if status.mode & 0o077 != 0 {
         return Err(fault(&at, What::Open(status.mode)));
     }
-    Ok(Some(Walked { folder, at, complete: true }))
+    Ok(Some(Walked { folder, at, complete: true, loose: None }))
 }
 
 /// The same directory, opened once more.
 pub(crate) fn again(walked: &Walked) -> Result<Walked, Fault> {
     match walked.folder.find(".") {
-        Ok(Found::Folder(folder)) => Ok(Walked { folder, at: walked.at.clone(), complete: true }),
+        Ok(Found::Folder(folder)) => {
+            Ok(Walked { folder, at: walked.at.clone(), complete: true, loose: walked.loose.clone() })
+        }
         Ok(_) => Err(fault(&walked.at, What::NotDirectory)),
         Err(error) => Err(failed(&walked.at, &error, &walked.folder)),
     }
