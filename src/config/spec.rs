@@ -757,6 +757,10 @@ pub fn check_directory(path: &str) -> Result<(), String> {
     if path.chars().any(char::is_control) {
         return Err("there is a control character in it".into());
     }
+    // What stands for bytes that are none.
+    if path.contains(char::REPLACEMENT_CHARACTER) {
+        return Err("it is not UTF-8".into());
+    }
     if path.len() > 1024 {
         return Err("longer than 1024 bytes".into());
     }

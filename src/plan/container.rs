@@ -166,4 +166,19 @@ mod tests {
             assert_eq!(plan.value(name), None, "{name}");
         }
     }
+
+    /// What is not UTF-8 is known with other characters in place of its bytes: a
+    /// path put back so would lead elsewhere.
+    #[test]
+    fn a_value_that_is_not_utf_8_is_not_put_back_changed() {
+        let broken = String::from_utf8_lossy(b"/data/caf\xe9").into_owned();
+        for name in ["HF_HOME", "NCCL_IB_TIMEOUT", "NCCL_TOPO_FILE"] {
+            let plan = inside(&[(name, &broken)], &[(name, "/image")]).plan("").unwrap();
+            assert_eq!(plan.value(name), None, "{name}");
+            let why = &plan.left.iter().find(|note| note.name == name).unwrap().why;
+            assert!(why.contains("not UTF-8"), "{name}: {why}");
+        }
+        // A directory to be made neither.
+        assert_eq!(crate::config::check_directory(&broken), Err("it is not UTF-8".into()));
+    }
 }

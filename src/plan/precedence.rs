@@ -206,11 +206,20 @@ fn keep(plan: &mut Plan, facts: &Facts, name: &str, value: &str, from: &From, in
     };
     match from {
         From::User if facts.environment.get(name) != Some(value) => {
-            plan.set(name, value, Origin::User, restored(facts.environment, name));
+            restore(plan, facts, name, value);
         }
         From::File(file) => plan.leave_value(name, value, format!("NCCL finds it in {file}, kept{instead}")),
         From::Image => plan.leave_value(name, value, format!("the container image's, kept{instead}")),
         _ => plan.leave_value(name, value, format!("yours, kept{instead}")),
+    }
+}
+
+/// Puts the user's value back. One that is not UTF-8 is known only in part.
+fn restore(plan: &mut Plan, facts: &Facts, name: &str, value: &str) {
+    if value.contains(char::REPLACEMENT_CHARACTER) {
+        plan.leave(name, "yours is not UTF-8 and cannot be put back: the container image's stays");
+    } else {
+        plan.set(name, value, Origin::User, restored(facts.environment, name));
     }
 }
 
@@ -236,7 +245,7 @@ fn put_back(plan: &mut Plan, facts: &Facts, marks: &Marks, settled: &[&str]) {
             && catalog::put_back(name)
             && marks.users(submitted, name).is_some()
         {
-            plan.set(name, value, Origin::User, restored(facts.environment, name));
+            restore(plan, facts, name, value);
         }
     }
 }
