@@ -287,6 +287,10 @@ impl<'a> Subject<'a> {
     }
 }
 
+/// The longest message, and cure, of a finding in characters: a value may list
+/// thousands of words that are none.
+const LONGEST: usize = 800;
+
 /// Collects what one check finds.
 #[derive(Debug, Default)]
 pub struct Findings {
@@ -311,7 +315,11 @@ impl Findings {
     }
 
     fn add(&mut self, severity: Severity, message: String, cure: String) {
-        self.list.push(Warning { id: self.id, severity, message, cure });
+        let cut = |text: String| match text.char_indices().nth(LONGEST) {
+            Some((end, _)) => format!("{}…", &text[..end]),
+            None => text,
+        };
+        self.list.push(Warning { id: self.id, severity, message: cut(message), cure: cut(cure) });
     }
 }
 

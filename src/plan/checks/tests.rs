@@ -256,3 +256,61 @@ fn no_value_makes_a_check_panic_or_break_its_line() {
     // Settings of another grammar are refused as before.
     assert!(Settings::parse("ib-timeout-range=maybe", Source::Option).is_err());
 }
+
+/// Linux passes values of up to 128 KiB; srun and each task look at all of them.
+#[test]
+fn long_and_odd_values_cost_no_time_and_no_crash() {
+    use crate::plan::catalog;
+    use crate::plan::tests::World;
+    let long = |piece: &str| piece.repeat(100_000 / piece.len());
+    let values = [
+        long("a"),
+        long("mlx5_0:1,"),
+        (0..15_000).map(|number| format!("x{number},")).collect(),
+        (0..10_000).map(|number| format!("k{number}:{number},")).collect(),
+        long(","),
+        long("^="),
+        long("9"),
+        long("["),
+        long("\u{e9}\n"),
+        long("\u{fffd}"),
+        long("0x"),
+        long(" "),
+        long("1:2:"),
+        long("-1e9."),
+        "\u{0}".into(),
+        "-".into(),
+        "=".into(),
+        "^".into(),
+        ":".into(),
+        "-9223372036854775808".into(),
+        "18446744073709551616".into(),
+        "\u{661}\u{1d7d9}".into(),
+    ];
+    let names: Vec<String> = catalog::entries().map(|entry| entry.name.replace('*', "X")).collect();
+    let others = ["SLURM_GTIDS", "SLURM_JOB_NAME", "PET_NNODES"].map(String::from);
+    for value in &values {
+        let shown = crate::config::printable(value);
+        let start = std::time::Instant::now();
+        let mut world = World::new("n[1-2]", "2(x2)", 0);
+        for name in names.iter().chain(&others) {
+            world.environment.set(name.as_str(), value.as_str());
+        }
+        world.command = vec!["torchrun".into(), format!("--nnodes={value}"), value.clone()];
+        let settings = crate::config::Settings::parse("checks=warn,launch=agent", Source::Option).unwrap();
+        let values: Vec<Value> =
+            names.iter().map(|name| Value { name: name.clone(), value: value.clone(), from: From::User }).collect();
+        let subject = Subject { command: &world.command, nodes: Some(2), ..Subject::of_values(&values, &settings) };
+        for warning in look(&subject, &[Phase::Environment, Phase::Launch, Phase::Node]) {
+            let line = crate::report::warning_line(&warning);
+            assert!(line.len() < 8192, "{}: {} bytes", warning.id, line.len());
+        }
+        let text = match world.plan("checks=warn") {
+            Ok(plan) => crate::report::table(&plan),
+            Err(refusal) => refusal.to_string(),
+        };
+        assert!(text.len() < 1 << 20, "{}: {}", shown, text.len());
+        // Without optimization, and beside other tests.
+        assert!(start.elapsed().as_secs() < 30, "{:?} for all at {shown}", start.elapsed());
+    }
+}
