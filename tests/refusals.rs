@@ -176,6 +176,8 @@ fn what_the_script_may_still_change_is_a_warning_in_sbatch_and_salloc() {
         let ours = said.ours();
         assert_eq!(ours.len(), 1, "{said:?}");
         assert!(ours[0].starts_with("palingenesis: warning: srun in this job will refuse: "), "{said:?}");
+        let said = try_it(&sandbox, "PALINGENESIS= sbatch -o /dev/null --palingenesis-cache=relative $RUN").ok();
+        assert!(said.ours().len() == 1 && said.err.contains("will refuse: bad value 'relative' for cache"), "{said:?}");
         let said = try_it(&sandbox, "PALINGENESIS=megatorn salloc -Q -N1 $RUN").ok();
         assert!(said.out.contains("COMMAND-RAN"), "{said:?}");
         assert_eq!(said.ours().len(), 1, "{said:?}");
@@ -302,4 +304,36 @@ fn no_secret_is_printed() {
     assert!(!said.err.contains("s3cr3t"), "{}", said.err);
     let logs = sandbox.run_root(&format!("grep -rl s3cr3t {}/log; true", sandbox.dir().display())).ok();
     assert_eq!(logs.out, "");
+}
+
+/// A user's environment may hold anything: long values, bytes that are no text,
+/// names with escapes, our own variables made up. Ranks start, lines stay lines.
+#[test]
+fn a_hostile_environment_starts_its_ranks_and_moves_no_cursor() {
+    let Some(sandbox) = up("hostile") else { return };
+    let made_up = "SLURM_PALINGENESIS_REFUSAL=no SLURM_PALINGENESIS_SPEC=launch=shell SLURM_PALINGENESIS_HOST=x \
+                   SLURM_PALINGENESIS_CONTAINER=y SLURM_PALINGENESIS_TOLD=0 PALINGENESIS_SITE=/dev/zero PALINGENESIS_STORE_KEY=k \
+                   PALINGENESIS_SPEC=port=1 PALINGENESIS_WORKER_ARG=z PALINGENESIS_SET=\"$(printf '9.9 RANK=0\\n\\033[2J=1')\"";
+    let odd = "\"$(printf 'NCCL_\\033[2J')=1\" \"NCCL_IB_\"$'\\xff'=1 HF_HOME=$'/caf\\xe9' NCCL_DEBUG_FILE=$'/x\\ny\\033[2J' \
+               NCCL_ALGO=$(seq -s, 15000) PYTORCH_ALLOC_CONF=$(head -c 100000 /dev/zero | tr '\\0' ,) \
+               NCCL_CONF_FILE=$'/tmp/\\033[2J' MY_TOKEN=hf_secret NCCL_X_KEY=hf_secret FI_EFA_TOKEN=hf_secret";
+    for options in ["", "=show", "=debug,show"] {
+        let line = format!(
+            "env {made_up} {odd} srun -Q -N2 -n2 --palingenesis{options} sh -c 'echo rank $RANK $HF_HOME.' | sort"
+        );
+        let said = sandbox.run(&line);
+        assert_eq!(said.code, 0, "{options}: {}", said.err.chars().take(4000).collect::<String>());
+        assert!(said.out.starts_with("rank 0 /caf") && said.out.contains("rank 1 /caf"), "{options}: {said:?}");
+        let odd = said.err.chars().find(|c| c.is_control() && *c != '\n');
+        assert!(odd.is_none() && !said.err.contains("hf_secret"), "{options}: {odd:?} {}", said.err);
+        let longest = said.err.lines().map(str::len).max().unwrap_or(0);
+        assert!(longest < 8192, "{options}: a line of {longest} bytes");
+        assert!(said.err.lines().all(|line| !line.starts_with("[2J")), "{options}: {}", said.err);
+    }
+    // Together too long to be handed over: said, not lost.
+    let long = "/$(printf 'a %.0s' {1..500})";
+    let line = format!(
+        "PALINGENESIS_OPT_LOCAL=\"$(echo \"{long}\" | sed 's/ /%20/g')\" srun -N2 --palingenesis-cache=\"{long}\" --palingenesis $RUN"
+    );
+    assert_refused(&try_it(&sandbox, &line), "too long", &["PALINGENESIS_OPT_*", "more than 2048"]);
 }

@@ -400,7 +400,8 @@ fn foreseen(option: Option<&str>, site: Option<&Site>, environment: &Environment
         refuse(&line);
     }
     let profiles = site.map(Site::profile_names).unwrap_or_default();
-    let given = Given { option, site_profiles: &profiles, ..Given::default() };
+    let cache = lock(&CACHE_GIVEN).clone();
+    let given = Given { option, cache: cache.as_deref(), site_profiles: &profiles };
     match config::resolve(given, environment) {
         Ok(settings) => Ok(settings.filter(|settings| !settings.off && !settings.help)),
         Err(_) if option.is_some() => Ok(of_option),
