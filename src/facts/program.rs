@@ -61,9 +61,13 @@ fn look_by(paths: &[String], (each, all): (Duration, Duration), look: impl Fn(&s
     let mut programs = Vec::new();
     for path in paths {
         let left = end.saturating_duration_since(Instant::now()).min(each);
-        let answer = child::run(left, || serde_json::to_vec(&look(path)).unwrap_or_default());
-        let answer = answer.map_err(|error| error.to_string());
-        let program = answer.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string()));
+        let program = if left.is_zero() {
+            Err("not looked at, for the others did not answer".to_string())
+        } else {
+            let answer = child::run(left, || serde_json::to_vec(&look(path)).unwrap_or_default());
+            let answer = answer.map_err(|error| error.to_string());
+            answer.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string()))
+        };
         let program = program.unwrap_or_else(|why| Program { path: path.into(), exists: true, unfit: Some(why) });
         let fit = program.unfit.is_none();
         programs.push(program);
@@ -138,6 +142,7 @@ mod tests {
         assert_eq!(found[1].unfit, None);
         let found = look_by(&paths(&["/dead"; 40]), (each, each), slow);
         assert_eq!(found.len(), 40);
+        assert!(found[39].unfit.as_ref().is_some_and(|why| why.starts_with("not looked at")), "{found:?}");
         assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     }
 }
