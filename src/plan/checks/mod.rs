@@ -288,8 +288,8 @@ impl<'a> Subject<'a> {
 }
 
 /// The longest message, and cure, of a finding in characters: a value may list
-/// thousands of words that are none.
-const LONGEST: usize = 800;
+/// thousands of words that are none. A cure may name a path of 1024 bytes twice.
+const LONGEST: usize = 3000;
 
 /// Collects what one check finds.
 #[derive(Debug, Default)]

@@ -257,6 +257,21 @@ fn no_value_makes_a_check_panic_or_break_its_line() {
     assert!(Settings::parse("ib-timeout-range=maybe", Source::Option).is_err());
 }
 
+/// Paths stand whole, so that they can be copied.
+#[test]
+fn the_longest_path_of_a_cache_is_told_whole() {
+    use crate::facts::directories::{Fault, Purpose, What};
+    let path = format!("/{}", "d".repeat(1023));
+    assert_eq!(crate::config::check_directory(&path), Ok(()));
+    let mut scene = env(&[]).spec(&format!("cache={path}")).directory(Purpose::Shared, &path, |found| {
+        found.fault = Some(Fault { at: found.root.clone(), what: What::NotMounted });
+    });
+    scene.task.container = crate::facts::task::Container::Inside;
+    let found = scene.look();
+    let warning = found.iter().find(|warning| warning.id == "cache-unusable").unwrap();
+    assert!(warning.cure.contains(&format!("--container-mounts={path}:{path}")), "{}", warning.cure);
+}
+
 /// Linux passes values of up to 128 KiB; srun and each task look at all of them.
 #[test]
 fn long_and_odd_values_cost_no_time_and_no_crash() {
@@ -303,7 +318,8 @@ fn long_and_odd_values_cost_no_time_and_no_crash() {
         let subject = Subject { command: &world.command, nodes: Some(2), ..Subject::of_values(&values, &settings) };
         for warning in look(&subject, &[Phase::Environment, Phase::Launch, Phase::Node]) {
             let line = crate::report::warning_line(&warning);
-            assert!(line.len() < 8192, "{}: {} bytes", warning.id, line.len());
+            let length = line.chars().count();
+            assert!(length < 2 * LONGEST + 100, "{}: {length}", warning.id);
         }
         let text = match world.plan("checks=warn") {
             Ok(plan) => crate::report::table(&plan),
