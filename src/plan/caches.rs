@@ -135,21 +135,19 @@ fn local_roots(facts: &Facts, settings: &Settings) -> Vec<(String, bool)> {
     roots
 }
 
-/// Where `key=` stands for a variable. Given for this step: below the user's
-/// variable, above the image's and the site file's ([`offer`] comes after the
-/// site file). In the site file: below all of them. `None`: somebody above it
-/// sets the variable.
+/// Where `key=` stands for a variable: given for this step above the image's and
+/// the site file's, in the site file below both. `None`: somebody above it sets
+/// the variable, and its directory is not needed.
 fn standing(facts: &Facts, marks: &Marks, settings: &Settings, key: &str, name: &str) -> Option<(Layer, Origin)> {
     let chosen = settings.is_given(key) && !settings.is_of_site(key);
-    let mut of_site = facts.site.iter().flat_map(|site| &site.env).filter(|variable| variable.name == name);
+    let of_site = facts.site.and_then(|site| site.env.iter().find(|variable| variable.name == name));
+    let forced = of_site.is_some_and(|variable| variable.force);
     match given(facts, marks, name) {
-        Some((_, From::Image)) if chosen && !of_site.any(|variable| variable.force) => {
-            Some((Layer::Option, Origin::Option))
+        None | Some((_, From::Image)) if chosen && !forced => Some((Layer::Chosen, Origin::Option)),
+        None if of_site.is_none() => {
+            Some((Layer::Profile, if settings.is_given(key) { Origin::Site } else { Origin::Step }))
         }
-        Some(_) => None,
-        None if chosen && !of_site.any(|variable| variable.force) => Some((Layer::Site, Origin::Option)),
-        None if of_site.next().is_some() => None,
-        None => Some((Layer::Profile, if settings.is_given(key) { Origin::Site } else { Origin::Step })),
+        _ => None,
     }
 }
 
@@ -205,7 +203,7 @@ fn shared(offers: &mut Offers, facts: &Facts, settings: &Settings, marks: &Marks
     }
     let below = match settings.is_of_site("cache") {
         true => (Layer::Profile, Origin::Site),
-        false => (Layer::Site, Origin::Option),
+        false => (Layer::Chosen, Origin::Option),
     };
     for cache in SHARED {
         let value = format!("{}/{}", root.trim_end_matches('/'), cache.folder);
@@ -637,6 +635,23 @@ mod tests {
         assert_eq!(plan.value("TRITON_CACHE_DIR"), Some("/tmp/palingenesis-1000/triton"));
         assert_eq!(plan.warnings.len(), 1);
         assert_eq!((plan.warnings[0].id, plan.warnings[0].severity), ("cache-unusable", Severity::Warning));
+    }
+
+    #[test]
+    fn what_the_site_forces_stands_above_cache_and_needs_no_directory() {
+        let mut world = World::new("n1", "1", 0);
+        world.site = Some(SiteView {
+            env: vec![SiteVariable {
+                name: "HF_HOME".into(),
+                value: "/site/hf".into(),
+                force: true,
+                place: "palingenesis.toml:3".into(),
+            }],
+            ..SiteView::default()
+        });
+        assert_eq!(wants(&world, "cache=/mine")[0].folders, ["nemo", "torch", "uv"]);
+        let plan = served(world, "cache=/mine", usable).plan("cache=/mine").unwrap();
+        assert_eq!((plan.value("HF_HOME"), plan.value("NEMO_HOME")), (Some("/site/hf"), Some("/mine/nemo")));
     }
 
     /// <https://github.com/astral-sh/uv/issues/15149>: where links do not work uv

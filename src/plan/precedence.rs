@@ -1,8 +1,9 @@
 //! Who wins. Highest first: facts of the step; variables that the site file
-//! forces; options; the user's own variables; what follows from an option given
-//! for this step, such as debug; the container image's; NCCL's files; the site
-//! file; the profile and the fabric. Lists are merged by key, the higher one's
-//! keys win.
+//! forces; options that name the value itself, such as `rdzv=`; the user's own
+//! variables; what follows from another option given for this step, such as
+//! `debug` or `cache=`; the container image's; NCCL's files; the site file; its
+//! profile, and words that it switched on; the fabric; the profile. Lists are
+//! merged by key, the higher one's keys win.
 //!
 //! Facts of the step are set where they are decided (`ranks`, `rendezvous`);
 //! everything else is offered here and settled once.
@@ -21,14 +22,15 @@ pub enum Layer {
     Profile,
     /// The network's kind.
     Fabric,
-    /// A word that adds to the profile: debug, deterministic.
+    /// What the site file adds to the profile: variables of a profile of its own,
+    /// and the words debug and deterministic.
     AddOn,
     /// The site file.
     Site,
     /// What follows from an option given for this step: above what an image
     /// brings along, below the user's variables, which say it more exactly.
     Chosen,
-    /// An option, above the user's variables.
+    /// An option that names the value itself.
     Option,
     /// The site file by `force`.
     Forced,
