@@ -6,6 +6,7 @@
 
 use crate::config::Profile;
 
+use super::checks::version::{self, Version};
 use super::precedence::{Layer, Offers};
 use super::{Facts, Origin, StepPlan};
 
@@ -106,20 +107,15 @@ fn grace(offers: &mut Offers, facts: &Facts) {
     };
     let why = format!("{model}: NCCL finds the NVLink domain of several nodes by itself");
     offers.nothing("NCCL_MNNVL_ENABLE", why);
-    let version = facts.environment.get("NCCL_VERSION").and_then(|version| {
-        let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-    });
-    match version {
-        Some((2, ..=25)) => {
-            let why = format!("{model} with NCCL before 2.26: GPU memory is reached through the CPU's link");
-            offers.profile("NCCL_NET_GDR_LEVEL", "PHB", why);
-        }
-        Some((2, 26)) => {
-            let why = format!("{model} with NCCL 2.26, where this way to the GPU's memory is not the default yet");
-            offers.profile("NCCL_NET_GDR_C2C", "1", why);
-        }
-        _ => {}
+    let Some(version) = facts.environment.get(version::NCCL).and_then(Version::parse) else {
+        return;
+    };
+    if version.before("2.26") {
+        let why = format!("{model} with NCCL before 2.26: GPU memory is reached through the CPU's link");
+        offers.profile("NCCL_NET_GDR_LEVEL", "PHB", why);
+    } else if version.before("2.27") {
+        let why = format!("{model} with NCCL 2.26, where this way to the GPU's memory is not the default yet");
+        offers.profile("NCCL_NET_GDR_C2C", "1", why);
     }
 }
 
@@ -198,11 +194,11 @@ fn jax(offers: &mut Offers, facts: &Facts, step: &StepPlan) {
     let visible = facts.environment.get("CUDA_VISIBLE_DEVICES").map(super::agent::listed);
     if visible == Some(1) && step.local_world_size > 1 {
         let why = "the task sees one GPU, which is number 0 to it; JAX would take the number of the task";
-        offers.value(Layer::Profile, Origin::Step, "JAX_LOCAL_DEVICE_IDS", "0", why);
+        offers.derived("JAX_LOCAL_DEVICE_IDS", "0", why);
     }
     if let Some(port) = port {
         let why = "MASTER_PORT: JAX's own would be the same in all steps of the job";
-        offers.value(Layer::Profile, Origin::Step, "JAX_COORDINATOR_PORT", port.to_string(), why);
+        offers.derived("JAX_COORDINATOR_PORT", port.to_string(), why);
     }
     let proxy = ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
     let proxied = proxy.iter().any(|name| facts.environment.get(name).is_some_and(|value| !value.is_empty()));

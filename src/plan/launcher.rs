@@ -208,7 +208,8 @@ fn base(word: &str) -> &str {
     word.rsplit('/').next().unwrap_or(word)
 }
 
-fn is_python(name: &str) -> bool {
+/// Whether a program of this name is Python: python, python3, python3.11.
+pub(super) fn is_python(name: &str) -> bool {
     name.strip_prefix("python").is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.'))
 }
 

@@ -152,9 +152,7 @@ fn program(command: &[String]) -> &str {
 
 /// Python itself; what a shell script starts is not known.
 pub(super) fn is_python(command: &[String]) -> bool {
-    program(command)
-        .strip_prefix("python")
-        .is_some_and(|version| version.chars().all(|c| c == '.' || c.is_ascii_digit()))
+    launcher::is_python(program(command))
 }
 
 fn one_task_many_gpus(subject: &Subject, findings: &mut Findings) {

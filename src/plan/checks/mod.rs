@@ -19,7 +19,7 @@ mod node_examples;
 mod ordinary_jobs;
 mod tools;
 mod torch;
-mod version;
+pub(super) mod version;
 
 use serde_json::json;
 
@@ -145,13 +145,9 @@ pub const UNDECIDED: &[(&str, &str)] = &[
     ("gpus-none", "a step without GPUs may be meant so, and a cgroup may hide them all: only CUDA in the rank tells"),
 ];
 
-fn tables() -> impl Iterator<Item = &'static Rule> {
-    [nccl::RULES, torch::RULES, launch::RULES, launcher::RULES, node::RULES, caches::RULES].into_iter().flatten()
-}
-
 /// Every check that looks by itself.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
-    tables()
+    [nccl::RULES, torch::RULES, launch::RULES, launcher::RULES, node::RULES, caches::RULES].into_iter().flatten()
 }
 
 /// The ids of all checks, which are keys of SPEC and of the site file.
@@ -160,7 +156,7 @@ pub fn ids() -> impl Iterator<Item = &'static str> {
 }
 
 fn all() -> impl Iterator<Item = &'static Rule> {
-    tables().chain(ELSEWHERE)
+    rules().chain(ELSEWHERE)
 }
 
 /// What is known of the check with that id, as text that ends in a newline.
@@ -331,7 +327,7 @@ pub fn look(subject: &Subject, phases: &[Phase]) -> Vec<Warning> {
     }
     let tool = tools::is_one(subject.command);
     let nccl_runs = !tool && subject.node.is_none_or(|node| !node.gpu_models.is_empty());
-    for rule in tables().filter(|rule| phases.contains(&rule.phase)) {
+    for rule in rules().filter(|rule| phases.contains(&rule.phase)) {
         if tool && tools::NEEDS_NOT.contains(&rule.id) {
             continue;
         }

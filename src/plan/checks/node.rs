@@ -209,21 +209,33 @@ fn ifname_prefix(subject: &Subject, findings: &mut Findings) {
         let others = devices.iter().filter(|device| device.up && device.name != item.name);
         let others: Vec<String> =
             others.filter(|device| list.names(item, &device.name, None)).map(|device| device.name.clone()).collect();
-        if others.is_empty() {
-            continue;
-        }
-        findings.warn(
-            format!(
-                "{}: {} is the beginning of {} on {} too, which NCCL {} as well",
-                value.shown(),
-                printable(&item.name),
-                listed(others),
-                here(subject),
-                if list.excludes { "leaves out" } else { "takes" }
-            ),
-            format!("for whole names write NCCL_SOCKET_IFNAME={}", exactly(&list)),
-        );
+        also_the_beginning(subject, findings, value, &list, item, others);
     }
+}
+
+/// Warns of an entry that names a device and is the beginning of `others`.
+fn also_the_beginning(
+    subject: &Subject,
+    findings: &mut Findings,
+    value: &Value,
+    list: &List,
+    item: &Item,
+    others: Vec<String>,
+) {
+    if others.is_empty() {
+        return;
+    }
+    findings.warn(
+        format!(
+            "{}: {} is the beginning of {} on {} too, which NCCL {} as well",
+            value.shown(),
+            printable(&item.name),
+            listed(others),
+            here(subject),
+            if list.excludes { "leaves out" } else { "takes" }
+        ),
+        format!("for whole names write {}={}", value.name, exactly(list)),
+    );
 }
 
 /// The list with whole names, to be written behind `NAME=`.
@@ -372,19 +384,7 @@ fn hca_prefix(subject: &Subject, findings: &mut Findings) {
             .filter(|port| list.names(item, &port.device, Some(port.port.into())))
             .map(|port| port.device.clone())
             .collect();
-        if !others.is_empty() {
-            findings.warn(
-                format!(
-                    "{}: {} is the beginning of {} on {} too, which NCCL {} as well",
-                    value.shown(),
-                    printable(&item.name),
-                    listed(others),
-                    here(subject),
-                    if list.excludes { "leaves out" } else { "takes" }
-                ),
-                format!("for whole names write NCCL_IB_HCA={}", exactly(&list)),
-            );
-        }
+        also_the_beginning(subject, findings, value, &list, item, others);
     }
 }
 

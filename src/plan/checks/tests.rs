@@ -97,7 +97,7 @@ fn each_known_mistake_is_found_in_a_bad_example_and_not_in_a_good_one_or_says_wh
         seen.entry(id).or_default().insert(*bad);
     }
     let reasons: BTreeMap<&str, &str> = UNDECIDED.iter().copied().collect();
-    for id in KNOWN_MISTAKES.iter().copied().chain(tables().map(|rule| rule.id)) {
+    for id in KNOWN_MISTAKES.iter().copied().chain(rules().map(|rule| rule.id)) {
         let both = seen.get(id).is_some_and(|kinds| kinds.len() == 2);
         let reason = reasons.get(id).is_some_and(|reason| reason.len() > 20);
         assert!(both != reason, "{id}: examples: {:?}, reason: {:?}", seen.get(id), reasons.get(id));

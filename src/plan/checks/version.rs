@@ -5,13 +5,13 @@ use std::fmt;
 use super::Subject;
 
 /// Where images of CUDA and NGC write NCCL's version ("2.21.5-1+cuda12.4").
-pub(super) const NCCL: &str = "NCCL_VERSION";
+pub(in crate::plan) const NCCL: &str = "NCCL_VERSION";
 /// Where NGC's images write PyTorch's ("2.3.0a0+ebedce2").
 pub(super) const PYTORCH: &str = "PYTORCH_VERSION";
 
 /// A version's numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Version(Vec<u32>);
+pub(in crate::plan) struct Version(Vec<u32>);
 
 impl Version {
     /// What an image's variable says; `None` where there is none.
@@ -20,7 +20,7 @@ impl Version {
     }
 
     /// Numbers and dots up to the first other character.
-    fn parse(text: &str) -> Option<Version> {
+    pub fn parse(text: &str) -> Option<Version> {
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let numbers: Option<Vec<u32>> =
             text[..end].trim_end_matches('.').split('.').map(|number| number.parse().ok()).collect();
