@@ -9,12 +9,14 @@ use crate::facts::{Environment, Step, User};
 use crate::plan::{self, Facts};
 
 /// Writes the calling task's place in its step to `*json`, as a JSON object
-/// with at least the keys job_id, step_id, shape, nodes, node_list, world_size,
-/// rank, local_rank, local_world_size, node_rank, node, master_addr,
-/// master_port and ports. It is read from the task's environment; the plugin
-/// need not be installed, but where it set MASTER_ADDR and MASTER_PORT these
-/// are the ones. The site file counts where it can be read; one that is broken
-/// or, as in most containers, absent is no error here: this only tells what is.
+/// with at least the keys job_id, step_id, shape, profile, fabric, nodes,
+/// node_list, world_size, rank, local_rank, local_world_size, node_rank, node,
+/// master_addr, master_port and ports. It is read from the task's environment;
+/// the plugin need not be installed, but where it set MASTER_ADDR and
+/// MASTER_PORT these are the ones. The command and the node's devices are not
+/// looked at: shape is "native" and fabric "auto" where only these would tell.
+/// The site file counts where it can be read; one that is broken or, as in most
+/// containers, absent is no error here: this only tells what is.
 ///
 /// Returns 0, or -1 when there is no step or it makes no sense; `*json` is then
 /// one line that says why. Either way `*json` must be given back to

@@ -52,10 +52,12 @@ const STEP: [(&str, &str); 9] = [
 ];
 
 /// The keys that the header names.
-const DOCUMENTED: [&str; 14] = [
+const DOCUMENTED: [&str; 16] = [
     "job_id",
     "step_id",
     "shape",
+    "profile",
+    "fabric",
     "nodes",
     "node_list",
     "world_size",

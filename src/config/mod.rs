@@ -1,6 +1,6 @@
-//! What people asked for: the option's grammar, its environment equivalents
-//! and their precedence. Parses and merges; it reads nothing of the machine
-//! and decides nothing about a job.
+//! What people asked for: the option's grammar, its environment equivalents, the
+//! site file, and which of them counts. Parses and merges; it reads nothing of
+//! the machine but the site file and decides nothing about a job.
 
 mod nearest;
 mod plugstack;
@@ -83,12 +83,12 @@ pub fn resolve(given: Given, environment: &Environment) -> Result<Option<Setting
     Ok(Some(settings))
 }
 
-/// The same for `--palingenesis-cache`.
-pub const CACHE_HANDED_DOWN: &str = "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis_cache";
-
 /// The option of sbatch or salloc, as seen in the job's environment; an srun in
 /// the job takes it over (`src/common/spank.c`; measured with 22.05.8).
-pub const HANDED_DOWN: &str = "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis";
+const HANDED_DOWN: &str = "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis";
+
+/// The same for `--palingenesis-cache`.
+pub const CACHE_HANDED_DOWN: &str = "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis_cache";
 
 /// Marks the values a step was given, and begins with the step's "JOB.STEP"; see
 /// `plan/marks.rs`.

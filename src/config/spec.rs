@@ -278,16 +278,16 @@ pub struct Settings {
     pub rules: BTreeMap<&'static str, CheckLevel>,
     /// Keys that have been given, so that variables and the site file supply only
     /// the others.
-    given: Given,
+    given: Keys,
     /// Keys of which the site file supplied the value.
-    of_site: Given,
+    of_site: Keys,
 }
 
 /// Bit per entry of [`KEYS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Given(u32);
+struct Keys(u32);
 
-impl Given {
+impl Keys {
     fn has(self, key: &str) -> bool {
         KEYS.iter().position(|known| known.name == key).is_some_and(|bit| self.0 & (1 << bit) != 0)
     }

@@ -119,6 +119,12 @@ enum Failure {
     Fault(String),
 }
 
+impl Failure {
+    fn refused(error: impl std::error::Error) -> Failure {
+        Failure::Refused(error.to_string())
+    }
+}
+
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Failure {
         Failure::Fault(error.to_string())

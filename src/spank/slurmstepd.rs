@@ -87,7 +87,7 @@ pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     if !open_gate(handle)? {
         return Ok(());
     }
-    let plugstack = Plugstack::parse(arguments.iter()).map_err(|error| Failure::Refused(error.to_string()))?;
+    let plugstack = Plugstack::parse(arguments.iter()).map_err(Failure::refused)?;
     let facts = NodeFacts::read(&plugstack.root);
     let submitted = handle.environment()?;
     if let Some(node) = lock(&NODE).as_mut() {
@@ -98,7 +98,7 @@ pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
         node.outside = Some(Place::here());
         node.worker = plugstack.worker;
     }
-    let site = read_site(plugstack.config).map_err(|error| Failure::Refused(error.to_string()))?;
+    let site = read_site(plugstack.config).map_err(Failure::refused)?;
     if let Some(node) = lock(&NODE).as_mut() {
         node.site = site;
     }

@@ -198,7 +198,7 @@ fn settings(environment: &Environment, site: Option<&Site>) -> Result<Option<Set
     let cache = lock(&CACHE_GIVEN).clone();
     let profiles = site.map(Site::profile_names).unwrap_or_default();
     let given = Given { option: given.as_deref(), cache: cache.as_deref(), site_profiles: &profiles };
-    let settings = config::resolve(given, environment).map_err(refused)?;
+    let settings = config::resolve(given, environment).map_err(Failure::refused)?;
     if settings.as_ref().is_some_and(|settings| settings.help) {
         help();
     }
@@ -211,8 +211,8 @@ fn site(arguments: Arguments) -> Result<Option<Site>, Failure> {
     if !flag_given() {
         return Ok(None);
     }
-    let plugstack = Plugstack::parse(arguments.iter()).map_err(refused)?;
-    super::slurmstepd::read_site(plugstack.config).map_err(refused)
+    let plugstack = Plugstack::parse(arguments.iter()).map_err(Failure::refused)?;
+    super::slurmstepd::read_site(plugstack.config).map_err(Failure::refused)
 }
 
 /// The settings that the checks of this process go by.
@@ -224,10 +224,6 @@ fn merged(settings: &Settings, site: Option<&Site>, environment: &Environment) -
         }
         None => settings.clone(),
     }
-}
-
-fn refused(error: impl std::error::Error) -> Failure {
-    Failure::Refused(error.to_string())
 }
 
 /// In every context.
@@ -271,11 +267,11 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     }
     let settings = merged(&given, site.as_ref(), &environment);
     let exported = exported(&environment);
-    given_port(&settings, &exported).map_err(refused)?;
+    given_port(&settings, &exported).map_err(Failure::refused)?;
     if let Some((host, origin)) = given_host(&settings, &exported) {
-        check_given_host(&host, origin, 1, None, &[]).map_err(refused)?;
+        check_given_host(&host, origin, 1, None, &[]).map_err(Failure::refused)?;
         if let Resolution::Failed(why) = resolve(&host, PATIENCE) {
-            return Err(refused(unresolvable(&host, origin, &own_name(), &why)));
+            return Err(Failure::refused(unresolvable(&host, origin, &own_name(), &why)));
         }
     }
     if !is_salloc_s_shell() {
@@ -328,7 +324,7 @@ fn check(subject: &Subject, phase: Phase) -> Result<(), Failure> {
     let (errors, rest): (Vec<Warning>, Vec<Warning>) =
         found.into_iter().partition(|warning| warning.severity == Severity::Error);
     if !errors.is_empty() {
-        return Err(refused(Refusal::Checks(errors)));
+        return Err(Failure::refused(Refusal::Checks(errors)));
     }
     tell(&rest.iter().map(report::warning_line).collect::<Vec<_>>());
     let told: Vec<String> = lock(&TOLD_LINES).iter().take(MOST_TOLD).map(|mark| format!("{mark:x}")).collect();
@@ -405,7 +401,7 @@ fn foreseen(option: Option<&str>, site: Option<&Site>, environment: &Environment
     match config::resolve(given, environment) {
         Ok(settings) => Ok(settings.filter(|settings| !settings.off && !settings.help)),
         Err(_) if option.is_some() => Ok(of_option),
-        Err(error) => Err(refused(error)),
+        Err(error) => Err(Failure::refused(error)),
     }
 }
 
@@ -437,7 +433,7 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
     if multi_prog {
         hand_over(MULTI_PROG, "1");
     }
-    worker::check_multi_prog(&settings, &command, multi_prog).map_err(refused)?;
+    worker::check_multi_prog(&settings, &command, multi_prog).map_err(Failure::refused)?;
     let environment = Environment::of_process();
     let layout = if het() { None } else { Layout::of(job, step) };
     let node = layout.as_ref().and_then(|layout| layout.node_of(0));
@@ -455,7 +451,7 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
             known.extend((0..tasks).filter_map(|task| layout.node_of(task)));
         }
         let nodes = handle.nodes().unwrap_or(1);
-        check_given_host(&host, origin, nodes, node.as_deref(), &known).map_err(refused)?;
+        check_given_host(&host, origin, nodes, node.as_deref(), &known).map_err(Failure::refused)?;
     }
     // Of a het step one component is known here; its tasks look for themselves.
     if het() {

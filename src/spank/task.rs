@@ -86,8 +86,9 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     }
     // srun's site file knew every profile in it; plan() says where this node's does not.
     let spec = handed(SPEC).unwrap_or_default();
-    let settings = Settings::parse_with(&spec, Source::Option, &config::profiles_in(&spec)).map_err(refused)?;
-    let mut step = Step::from_environment(&environment).map_err(refused)?;
+    let settings =
+        Settings::parse_with(&spec, Source::Option, &config::profiles_in(&spec)).map_err(Failure::refused)?;
+    let mut step = Step::from_environment(&environment).map_err(Failure::refused)?;
     step.het = handed(HET).is_some();
     step.terminal = handed(TERMINAL).is_some();
     step.multi_prog = handed(MULTI_PROG).is_some();
@@ -116,10 +117,6 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
         }
     });
     Ok(())
-}
-
-fn refused(error: impl std::error::Error) -> Failure {
-    Failure::Refused(error.to_string())
 }
 
 /// Whether the task stands in a container, by comparison with slurmstepd, and
@@ -188,7 +185,7 @@ fn make_plan(
             gate.keep_summary(&summary(&facts, settings, plan.as_ref().ok()));
         }
     });
-    Ok((plan.map_err(refused)?, settings.show))
+    Ok((plan.map_err(Failure::refused)?, settings.show))
 }
 
 /// What slurmstepd's log says of the node's ranks; of their plan, where there is one.
