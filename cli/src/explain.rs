@@ -44,10 +44,12 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["names", "json", "spec", "nodelist", "command"])]
     catalog: bool,
 
-    /// Print one JSON object with the keys step, env, unset, left and warnings,
-    /// and launch where another program than COMMAND is started; step is null
-    /// where there is no rank to explain. With NAMEs, an array of what is known
-    /// of them.
+    /// Print one JSON object with the keys step (as include/palingenesis.h has it;
+    /// null where there is no rank to explain), env (name, value, origin and why
+    /// of each variable), unset and left (name, value if known, why), warnings
+    /// (id, severity, message, cure) and, where another program than COMMAND is
+    /// started, launch (program, argument, how, why). With NAMEs, an array of what
+    /// is known of them.
     #[arg(long)]
     json: bool,
 

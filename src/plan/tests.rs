@@ -519,6 +519,17 @@ fn the_json_form_has_the_documented_keys() {
     assert_eq!(keys(&json["warnings"][0]), ["cure", "id", "message", "severity"]);
     assert_eq!(json["env"][0]["origin"], "step");
     assert_eq!(json["warnings"][0]["severity"], "warning");
+
+    let mut world = World::new("n[1-2]", "1", 1).export(&[("NCCL_DEBUG", "INFO"), ("TORCHELASTIC_X", "1")]);
+    world.command = vec!["train.toml".into()];
+    let json = serde_json::to_value(world.plan("worker").unwrap()).unwrap();
+    assert_eq!(keys(&json["unset"][0]), ["name", "why"]);
+    assert!(json["left"].as_array().unwrap().iter().any(|note| keys(note) == ["name", "value", "why"]));
+    assert_eq!(keys(&json["launch"]), ["argument", "how", "program", "why"]);
+    let header = include_str!("../../include/palingenesis.h");
+    for key in keys(&json["step"]) {
+        assert!(header.contains(&key), "{key} is not in the header");
+    }
 }
 
 #[test]
