@@ -35,11 +35,17 @@ pub struct List {
     pub items: Vec<Item>,
 }
 
+/// Whether `^` and whether `=` stands in front of a list, and the list behind.
+pub fn signs(value: &str) -> (bool, bool, &str) {
+    let (excludes, rest) = value.strip_prefix('^').map_or((false, value), |rest| (true, rest));
+    let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
+    (excludes, exact, rest)
+}
+
 impl List {
     /// Parses a value.
     pub fn parse(value: &str) -> List {
-        let (excludes, rest) = value.strip_prefix('^').map_or((false, value), |rest| (true, rest));
-        let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
+        let (excludes, exact, rest) = signs(value);
         // An entry without a name is none.
         let items = rest.split(',').filter_map(|item| {
             let (name, port) = item.split_once(':').map_or((item, None), |(name, port)| (name, Some(port)));

@@ -1,6 +1,10 @@
 //! How NCCL's lists of names, `[^][=]name[:port],…`, are written: `^` leaves the
 //! named ones out, `=` takes names as they are; both count once, in front of the
-//! whole list, in this order (NCCL, src/misc/socket.cc).
+//! whole list, in this order (NCCL, src/misc/socket.cc). Here a list is taken
+//! apart as it was written, odd entries too; what it selects on a node says
+//! `plan/netmatch.rs`.
+
+use crate::plan::netmatch;
 
 /// NCCL looks at no more entries of a list than this.
 pub(super) const LONGEST: usize = 32;
@@ -31,8 +35,7 @@ impl<'a> NameList<'a> {
     /// Reads a list. NCCL takes values of one character as unset.
     pub fn parse(text: &'a str) -> NameList<'a> {
         let text = if text.chars().count() > 1 { text } else { "" };
-        let (excludes, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
-        let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
+        let (excludes, exact, text) = netmatch::signs(text);
         let items = text.split(',').filter(|item| !item.is_empty()).map(|item| {
             let (name, port) = match item.split_once(':') {
                 Some((name, port)) => (name, Some(port)),
