@@ -18,6 +18,7 @@ extern "C" {
  * the plugin need not be installed, but where it set MASTER_ADDR and
  * MASTER_PORT these are the ones. The command and the node's devices are not
  * looked at: shape is "native" and fabric "auto" where only these would tell.
+ * master_addr and master_port are absent where shape is "shell".
  * The site file counts where it can be read; one that is broken or, as in most
  * containers, absent is no error here: this only tells what is.
  *
