@@ -12,37 +12,16 @@ mod common;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::tasks::{Run, Task};
-use common::{Sandbox, library, open_folder, root, target};
+use common::{Sandbox, container_plugin, library, open_folder, target};
 
-/// Builds the stand-in, or says why not.
+/// The stand-in, built once.
 fn plugin() -> Option<PathBuf> {
     static PLUGIN: OnceLock<Option<PathBuf>> = OnceLock::new();
-    PLUGIN
-        .get_or_init(|| {
-            if !Path::new("/usr/include/slurm/spank.h").is_file() {
-                println!("skipped: no slurm/spank.h (Debian: libslurm-dev)");
-                return None;
-            }
-            let plugin = open_folder().join("container_plugin.so");
-            let mut compiler = Command::new("gcc");
-            compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC"]);
-            match compiler.arg(root().join("tests/host/container_plugin.c")).arg("-o").arg(&plugin).output() {
-                Ok(output) => {
-                    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-                    Some(plugin)
-                }
-                Err(error) => {
-                    println!("skipped: gcc: {error}");
-                    None
-                }
-            }
-        })
-        .clone()
+    PLUGIN.get_or_init(|| container_plugin(Path::new("/usr/include"))).clone()
 }
 
 #[derive(Clone, Copy)]

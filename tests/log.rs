@@ -26,29 +26,12 @@ struct Cluster {
 impl Cluster {
     fn up(name: &str) -> Option<Cluster> {
         let sandbox = Sandbox::up(&format!("log-{name}"), &["--nodes", "2", "--cores", "4"])?;
-        // A /dev of the sandbox's own, with what its programs need.
-        sandbox
-            .run_root(
-                "set -e; mkdir /run/dev; mount -t tmpfs -o mode=755 dev /run/dev; cd /run/dev
-                 cp -a /dev/{null,zero,full,random,urandom,tty,fd,stdin,stdout,stderr} .
-                 mkdir pts shm; mount --rbind /dev/pts pts; mount --rbind /dev/shm shm; cp -a /dev/ptmx . || ln -s pts/ptmx .
-                 cd /; mount --move /run/dev /dev",
-            )
-            .ok();
-        let path = sandbox.dir().join("dev-log");
-        let socket = UnixDatagram::bind(&path).unwrap();
-        // As syslogd's own.
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        let socket = sandbox.syslog();
         let file = sandbox.dir().join("site.toml");
         let uid = sandbox.run("id -u").ok().out.trim().to_string();
         let cluster = Cluster { sandbox, socket, file, uid };
-        cluster.link();
         cluster.load(&library().display().to_string(), "");
         Some(cluster)
-    }
-
-    fn link(&self) {
-        self.sandbox.run_root(&format!("ln -s {}/dev-log /dev/log", self.sandbox.dir().display())).ok();
     }
 
     fn load(&self, library: &str, arguments: &str) {

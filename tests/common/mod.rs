@@ -10,6 +10,7 @@ pub mod tasks;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -106,6 +107,37 @@ fn replace(file: &Path, copy: &Path) {
     assert!(status.success(), "{} cannot be copied", file.display());
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).expect("it is ours");
     fs::rename(&new, copy).expect("it is the same folder");
+}
+
+/// Builds the stand-in for a container plugin, tests/host/container_plugin.c, with
+/// the Slurm headers below `include`, or says why not.
+pub fn container_plugin(include: &Path) -> Option<PathBuf> {
+    if !include.join("slurm/spank.h").is_file() {
+        println!("skipped: no slurm/spank.h in {} (Debian: libslurm-dev)", include.display());
+        return None;
+    }
+    // By itself: the compiler's own headers are this machine's.
+    let name = include.to_string_lossy().replace('/', "-");
+    let headers = open_folder().join(format!("headers{name}"));
+    fs::create_dir_all(&headers).expect("it is ours");
+    let link = headers.join("slurm");
+    if fs::symlink_metadata(&link).is_err() {
+        std::os::unix::fs::symlink(include.join("slurm"), &link).expect("it is ours");
+    }
+    let plugin = open_folder().join(format!("container_plugin{name}.so"));
+    let mut compiler = Command::new("gcc");
+    compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC"]);
+    compiler.arg("-I").arg(&headers).arg(root().join("tests/host/container_plugin.c"));
+    match compiler.arg("-o").arg(&plugin).output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Some(plugin)
+        }
+        Err(error) => {
+            println!("skipped: gcc: {error}");
+            None
+        }
+    }
 }
 
 /// The plugin for another Slurm release, in a target folder of its own.
@@ -268,6 +300,24 @@ impl Sandbox {
     /// Restarts every slurmd, so that they read plugstack.conf again.
     pub fn restart_slurmd(&self) {
         self.manage("restart-slurmd", &[]);
+    }
+
+    /// Listens in place of syslogd, at /dev/log of a /dev of the sandbox's own with
+    /// what its programs need.
+    pub fn syslog(&self) -> UnixDatagram {
+        self.run_root(
+            "set -e; mkdir /run/dev; mount -t tmpfs -o mode=755 dev /run/dev; cd /run/dev
+             cp -a /dev/{null,zero,full,random,urandom,tty,fd,stdin,stdout,stderr} .
+             mkdir pts shm; mount --rbind /dev/pts pts; mount --rbind /dev/shm shm; cp -a /dev/ptmx . || ln -s pts/ptmx .
+             cd /; mount --move /run/dev /dev",
+        )
+        .ok();
+        let path = self.dir.join("dev-log");
+        let socket = UnixDatagram::bind(&path).expect("the sandbox's folder is ours");
+        // As syslogd's own.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("it is ours");
+        self.run_root(&format!("ln -s {} /dev/log", path.display())).ok();
+        socket
     }
 
     fn manage(&self, command: &str, arguments: &[&str]) {

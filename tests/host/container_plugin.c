@@ -1,5 +1,5 @@
 /*
- * A stand-in for pyxis, for tests/container.rs: a SPANK plugin that puts the
+ * A stand-in for pyxis, for tests/container.rs and tests/releases.rs: a SPANK plugin that puts the
  * tasks of a step with --container-image=DIR into a user and a mount namespace
  * and imports the image's environment, in its task_init and as the user, in
  * the order pyxis does it (pyxis_slurmstepd.c of NVIDIA/pyxis). DIR holds, each
@@ -29,6 +29,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <slurm/spank.h>
@@ -154,6 +155,40 @@ static int put(const char *path, const char *text)
 	if (fd < 0 || write(fd, text, length) != length)
 		return failed("writing", path);
 	return close(fd);
+}
+
+/*
+ * Nobody makes a user namespace in a chroot (EPERM of unshare(2)), and a sandbox
+ * with --root runs Slurm in one. Makes it the root of a mount namespace of the
+ * task's own, as switch_root(8) does.
+ */
+int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
+{
+	struct stat own, whole;
+	int root, namespace, work;
+
+	if (!image || spank_context() != S_CTX_REMOTE || has("outside"))
+		return 0;
+	if (unshare(CLONE_NEWNS))
+		return failed("unshare", "");
+	root = open("/", O_PATH | O_CLOEXEC);
+	work = open(".", O_PATH | O_CLOEXEC);
+	namespace = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+	/* Who joins a mount namespace stands at its root. */
+	if (root < 0 || work < 0 || namespace < 0 || setns(namespace, CLONE_NEWNS))
+		return failed("setns", "");
+	if (fstat(root, &own) || stat("/", &whole))
+		return failed("stat", "/");
+	if ((own.st_dev != whole.st_dev || own.st_ino != whole.st_ino) &&
+	    (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) || fchdir(root) ||
+	     mount(".", "/", NULL, MS_MOVE, NULL) || chroot(".")))
+		return failed("moving", "/");
+	if (fchdir(work))
+		return failed("returning", "");
+	close(namespace);
+	close(work);
+	close(root);
+	return 0;
 }
 
 static int enter(void)
