@@ -242,8 +242,9 @@ fn a_directory_given_to_sbatch_reaches_the_inner_srun_and_explain() {
         let home = slurm.run("echo $HOME").ok().out.trim().to_string();
         let root = format!("{home}/a, b");
         let hub = format!("{root}/huggingface");
-        let run = slurm
-            .record(&format!("srun -N2 -n2 --palingenesis=shared-local=off '--palingenesis-cache={root}' RECORD step"));
+        let run = slurm.record(&format!(
+            "srun -Q -N2 -n2 --palingenesis=shared-local=off '--palingenesis-cache={root}' RECORD step"
+        ));
         assert_eq!((run.said.err.as_str(), run.tasks("step").len()), ("", 2));
         run.tasks("step").iter().for_each(|task| assert_eq!(task.get("HF_HOME"), Some(hub.as_str()), "{task}"));
 
@@ -379,11 +380,11 @@ fn the_limits_and_threads_are_those_that_the_task_will_have() {
         }
         slurm.plugstack(&[&format!("optional {library} root={}", node.display())]);
         for (option, propagated) in [("", true), ("--propagate=MEMLOCK", true), ("--propagate=NONE", false)] {
-            let limit = slurm.run(&format!("ulimit -Sl 64; srun -Q -N1 -n1 {option} sh -c 'ulimit -l'")).ok();
-            assert_eq!(limit.out == "64\n", propagated, "{option}: {limit:#?}");
-            let said = slurm.run(&format!("ulimit -Sl 64; srun -Q -N2 -n2 {option} --palingenesis=show true")).ok();
+            let limit = slurm.run(&format!("ulimit -Sl 48; srun -Q -N1 -n1 {option} sh -c 'ulimit -l'")).ok();
+            assert_eq!(limit.out == "48\n", propagated, "{option}: {limit:#?}");
+            let said = slurm.run(&format!("ulimit -Sl 48; srun -Q -N2 -n2 {option} --palingenesis=show true")).ok();
             let told = of(&said, "memlock");
-            let low = told.iter().filter(|line| line.contains("ulimit -l is 64 KiB on n")).count();
+            let low = told.iter().filter(|line| line.contains("ulimit -l is 48 KiB on n")).count();
             assert_eq!(low, usize::from(propagated), "{option}: {said:#?}");
         }
 
