@@ -84,7 +84,7 @@ pub fn resolve(given: Given, environment: &Environment) -> Result<Option<Setting
 }
 
 /// The option of sbatch or salloc, as seen in the job's environment; an srun in
-/// the job takes it over (`src/common/spank.c`; measured with 22.05.8).
+/// the job takes it over (`src/common/spank.c`; measured with 22.05, 24.11 and 26.05).
 const HANDED_DOWN: &str = "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis";
 
 /// The same for `--palingenesis-cache`.
