@@ -381,7 +381,7 @@ mod tests {
     use crate::plan::{Plan, Severity};
 
     fn here() -> Here {
-        Here { user: 1000, folder: Some("/work/job".into()) }
+        Here { user: 1000, folder: Some("/project/job".into()) }
     }
 
     fn wants(world: &World, spec: &str) -> Vec<Request> {
@@ -423,7 +423,7 @@ mod tests {
         let paths: Vec<(String, bool, bool)> = requests.iter().map(|r| (r.path(), r.make_root, r.otherwise)).collect();
         assert_eq!(paths, [("/scratch/me".into(), true, false), ("/tmp/palingenesis-1000".into(), false, false)]);
         assert_eq!(requests[0].folders, ["huggingface", "nemo", "torch", "uv"]);
-        assert_eq!(requests[0].link, Some(("uv".into(), "/work/job/.venv".into())));
+        assert_eq!(requests[0].link, Some(("uv".into(), "/project/job/.venv".into())));
         let plan = served(world, "cache=/scratch/me/", usable).plan("cache=/scratch/me/").unwrap();
         for (name, value) in [
             ("HF_HOME", "/scratch/me/huggingface"),
@@ -670,7 +670,7 @@ mod tests {
         assert_eq!(plan.value("UV_LINK_MODE"), Some("copy"));
         let plan = served(World::new("n1", "1", 0), spec, linked(None)).plan(spec).unwrap();
         assert_eq!(plan.value("UV_LINK_MODE"), None);
-        assert!(left(&plan, "UV_LINK_MODE").contains("/work/job/.venv work"));
+        assert!(left(&plan, "UV_LINK_MODE").contains("/project/job/.venv work"));
         let own = World::new("n1", "1", 0).export(&[("UV_LINK_MODE", "symlink")]);
         assert_eq!(wants(&own, spec)[0].link, None);
         let plan = served(own, spec, linked(Some("another file system"))).plan(spec).unwrap();
@@ -683,7 +683,7 @@ mod tests {
             wants(&world, spec)[0].link.clone().unwrap().1
         };
         assert_eq!(to("UV_PROJECT_ENVIRONMENT", "/envs/a"), "/envs/a");
-        assert_eq!(to("UV_PROJECT_ENVIRONMENT", "env"), "/work/job/env");
+        assert_eq!(to("UV_PROJECT_ENVIRONMENT", "env"), "/project/job/env");
         assert_eq!(to("VIRTUAL_ENV", "/envs/b"), "/envs/b");
     }
 
