@@ -21,6 +21,18 @@ pub fn table(plan: &Plan) -> String {
             [crate::facts::program::shown(&launch.program), argument, launch.how.name().into(), launch.why.clone()];
         aligned(&mut text, ["STARTED", "ARGUMENT", "HOW", "WHY"], &[row]);
     }
+    let rows: Vec<[String; 3]> = plan
+        .binding
+        .decisions
+        .iter()
+        .map(|decision| {
+            let value = decision.value.as_deref().map_or("-".into(), crate::config::printable);
+            [decision.what.to_string(), value, decision.why.clone()]
+        })
+        .collect();
+    if !rows.is_empty() {
+        aligned(&mut text, ["BOUND", "TO", "WHY"], &rows);
+    }
     let rows: Vec<[String; 4]> = plan
         .env
         .iter()

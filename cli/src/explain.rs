@@ -31,7 +31,7 @@ Exit codes: 0, also where there is no rank to explain; 78 where the job would be
 the description make no step, or a NAME is not known; 2 for wrong usage.";
 
 /// What --json prints when there is no rank to explain.
-const NO_PLAN: &str = r#"{"step":null,"env":[],"unset":[],"left":[],"warnings":[]}"#;
+const NO_PLAN: &str = r#"{"step":null,"binding":null,"env":[],"unset":[],"left":[],"warnings":[]}"#;
 
 /// The step to explain, and how.
 #[derive(Debug, clap::Args)]
@@ -45,7 +45,8 @@ pub struct Arguments {
     catalog: bool,
 
     /// Print one JSON object with the keys step (as include/palingenesis.h has it;
-    /// null where there is no rank to explain), env (name, value, origin and why
+    /// null where there is no rank to explain), binding (cpus, memory: what is set;
+    /// decisions: what, value, why), env (name, value, origin and why
     /// of each variable), unset and left (name, value if known, why), warnings
     /// (id, severity, message, cure) and, where another program than COMMAND is
     /// started, launch (program, argument, how, why). With NAMEs, an array of what

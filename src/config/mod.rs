@@ -3,6 +3,7 @@
 //! the machine but the site file and decides nothing about a job.
 
 mod nearest;
+pub mod nics;
 mod plugstack;
 pub mod site;
 mod spec;
@@ -10,8 +11,8 @@ mod spec;
 pub use nearest::nearest;
 pub use plugstack::{Plugstack, PlugstackError};
 pub use spec::{
-    CheckLevel, Fabric, KEYS, Key, Launch, LogLevel, PortRange, Profile, Rendezvous, Settings, Source, SpecError,
-    WORDS, check_directory, help, printable, profiles_in,
+    Bind, CheckLevel, Fabric, Isolate, KEYS, Key, Launch, LogLevel, Memory, NicDown, PortRange, Profile, Rendezvous,
+    Settings, Source, SpecError, Switch, WORDS, check_directory, help, printable, profiles_in,
 };
 pub(crate) use spec::{check_host, parse_port};
 

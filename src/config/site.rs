@@ -12,6 +12,7 @@ use std::fmt::{self, Display};
 
 use thiserror::Error;
 
+use super::nics::NicRules;
 use super::{CheckLevel, LogLevel, Profile, Settings};
 use crate::facts::User;
 use pattern::Pattern;
@@ -61,6 +62,8 @@ pub struct SiteView {
     pub env: Vec<SiteVariable>,
     /// Its profiles.
     pub profiles: BTreeMap<String, SiteProfile>,
+    /// Which network cards may be used.
+    pub nics: NicRules,
 }
 
 impl SiteView {

@@ -56,6 +56,28 @@ pub const KEYS: &[Key] = &[
     },
     Key { name: "local", value: "DIR", meaning: "the node's own directory for what compilers keep (default $TMPDIR)" },
     Key {
+        name: "bind",
+        value: "auto|off|cpu|mem|nic, several joined by +",
+        meaning: "what is bound to each rank's GPU: its CPUs, its memory, its network cards (auto: all three)",
+    },
+    Key {
+        name: "mem",
+        value: "prefer|bind|off",
+        meaning: "memory beside the rank's CPUs: preferred (default), or nowhere else, which may end in out of memory",
+    },
+    Key {
+        name: "isolate",
+        value: "off|env",
+        meaning: "env: CUDA_VISIBLE_DEVICES names the rank's own GPU only; not for programs that take GPU LOCAL_RANK",
+    },
+    Key { name: "exclusive", value: "off|on", meaning: "on: ranks that share CPUs get whole cores of their own" },
+    Key {
+        name: "rails",
+        value: "1-16",
+        meaning: "network cards in UCX_NET_DEVICES for each rank, the nearest first (default: the nearest)",
+    },
+    Key { name: "nic-down", value: "warn|fail", meaning: "what becomes of a rank whose nearest network card is down" },
+    Key {
         name: "checks",
         value: "off|warn|error",
         meaning: "error: what certainly fails is refused (default); warn: nothing is; and ID=off|warn|error for one check",
@@ -184,6 +206,103 @@ choice! {
     Debug = "debug",
 }
 
+choice! {
+    /// How a rank's memory is placed.
+    Memory:
+    /// Beside its CPUs while there is room.
+    #[default]
+    Prefer = "prefer",
+    /// Beside its CPUs or nowhere.
+    Bind = "bind",
+    /// As the kernel does it.
+    Off = "off",
+}
+
+choice! {
+    /// Whether a rank sees its own GPU only.
+    Isolate:
+    /// All of the step's.
+    #[default]
+    Off = "off",
+    /// By CUDA_VISIBLE_DEVICES.
+    Env = "env",
+}
+
+choice! {
+    /// Yes or no.
+    Switch:
+    /// No.
+    #[default]
+    Off = "off",
+    /// Yes.
+    On = "on",
+}
+
+choice! {
+    /// What becomes of a rank whose nearest network card is down.
+    NicDown:
+    /// It uses the next one, and that is told.
+    #[default]
+    Warn = "warn",
+    /// The step is refused.
+    Fail = "fail",
+}
+
+/// What is bound to each rank's GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bind {
+    /// The rank's CPUs.
+    pub cpu: bool,
+    /// Its memory.
+    pub mem: bool,
+    /// Its network cards.
+    pub nic: bool,
+}
+
+impl Default for Bind {
+    fn default() -> Bind {
+        Bind { cpu: true, mem: true, nic: true }
+    }
+}
+
+impl Bind {
+    /// Reads `auto`, `off`, or parts joined by `+`.
+    fn parse(value: &str) -> Result<Bind, String> {
+        let none = Bind { cpu: false, mem: false, nic: false };
+        match value {
+            "auto" => return Ok(Bind::default()),
+            "off" => return Ok(none),
+            _ => {}
+        }
+        let mut bind = none;
+        for part in value.split('+') {
+            let known = match part {
+                "cpu" => &mut bind.cpu,
+                "mem" => &mut bind.mem,
+                "nic" => &mut bind.nic,
+                "auto" | "off" => return Err(format!("{part} stands alone")),
+                _ => return Err(format!("'{}' is none of cpu, mem, nic", printable(part))),
+            };
+            if std::mem::replace(known, true) {
+                return Err(format!("{part} is in it twice"));
+            }
+        }
+        Ok(bind)
+    }
+}
+
+impl fmt::Display for Bind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [("cpu", self.cpu), ("mem", self.mem), ("nic", self.nic)];
+        let given: Vec<&str> = parts.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
+        match given.len() {
+            0 => f.write_str("off"),
+            3 => f.write_str("auto"),
+            _ => f.write_str(&given.join("+")),
+        }
+    }
+}
+
 /// An inclusive range of TCP ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortRange {
@@ -272,6 +391,18 @@ pub struct Settings {
     pub cache: Option<String>,
     /// Root of the node's own caches; absolute.
     pub local: Option<String>,
+    /// What is bound to each rank's GPU.
+    pub bind: Bind,
+    /// How its memory is placed.
+    pub mem: Memory,
+    /// Whether it sees its own GPU only.
+    pub isolate: Isolate,
+    /// Whether ranks that share CPUs get cores of their own.
+    pub exclusive: Switch,
+    /// Network cards in UCX_NET_DEVICES for each rank.
+    pub rails: Option<u8>,
+    /// What becomes of a rank whose nearest network card is down.
+    pub nic_down: NicDown,
     /// What becomes of findings.
     pub checks: CheckLevel,
     /// Exceptions by check.
@@ -420,6 +551,8 @@ impl Settings {
             "show" => self.show = true,
             "debug" => self.debug = true,
             "deterministic" => self.deterministic = true,
+            "isolate" => return self.set("isolate", "env", source, profiles),
+            "exclusive" => return self.set("exclusive", "on", source, profiles),
             _ if Profile::named(word).is_some() || profiles.iter().any(|name| name == word) => {
                 return self.set("profile", word, source, profiles);
             }
@@ -470,6 +603,15 @@ impl Settings {
             "launch" => self.launch = chosen(key, value, Launch::ALL, source)?,
             "rdzv" => self.rdzv = chosen(key, value, Rendezvous::ALL, source)?,
             "checks" => self.checks = chosen(key, value, CheckLevel::ALL, source)?,
+            "bind" => self.bind = Bind::parse(value).map_err(|why| bad(key, value, &why, source))?,
+            "mem" => self.mem = chosen(key, value, Memory::ALL, source)?,
+            "isolate" => self.isolate = chosen(key, value, Isolate::ALL, source)?,
+            "exclusive" => self.exclusive = chosen(key, value, Switch::ALL, source)?,
+            "nic-down" => self.nic_down = chosen(key, value, NicDown::ALL, source)?,
+            "rails" => {
+                let rails = value.parse().ok().filter(|rails| (1..=16).contains(rails));
+                self.rails = Some(rails.ok_or_else(|| bad(key, value, "it is no number from 1 to 16", source))?);
+            }
             "port" => self.port = Some(parse_port(value).map_err(|why| bad(key, value, &why, source))?),
             "ports" => self.ports = Some(parse_ports(value).map_err(|why| bad(key, value, &why, source))?),
             "master" => {
@@ -524,6 +666,12 @@ impl Settings {
             "launch" => Some(self.launch.name().into()),
             "rdzv" => Some(self.rdzv.name().into()),
             "checks" => Some(self.checks.name().into()),
+            "bind" => Some(self.bind.to_string()),
+            "mem" => Some(self.mem.name().into()),
+            "isolate" => Some(self.isolate.name().into()),
+            "exclusive" => Some(self.exclusive.name().into()),
+            "nic-down" => Some(self.nic_down.name().into()),
+            "rails" => self.rails.map(|rails| rails.to_string()),
             "port" => self.port.map(|port| port.to_string()),
             "ports" => self.ports.map(|ports| ports.to_string()),
             "master" => self.master.clone(),
@@ -625,6 +773,12 @@ impl Settings {
                 "launch" => self.launch = site.launch,
                 "rdzv" => self.rdzv = site.rdzv,
                 "checks" => self.checks = site.checks,
+                "bind" => self.bind = site.bind,
+                "mem" => self.mem = site.mem,
+                "isolate" => self.isolate = site.isolate,
+                "exclusive" => self.exclusive = site.exclusive,
+                "nic-down" => self.nic_down = site.nic_down,
+                "rails" => self.rails = site.rails,
                 "port" => self.port = site.port,
                 "ports" => self.ports = site.ports,
                 "master" => self.master = site.master.clone(),

@@ -5,6 +5,7 @@
 //! can be planned anywhere.
 
 pub mod container;
+pub mod cpuset;
 pub mod directories;
 pub mod environment;
 mod files;
@@ -12,18 +13,23 @@ pub mod gpus;
 pub mod hostlist;
 pub mod netdevs;
 pub mod network;
+pub mod pci;
 pub mod program;
 pub mod rdma;
 pub mod step;
 pub mod task;
+pub mod topology;
 pub mod user;
 
+pub use cpuset::CpuSet;
 pub use environment::Environment;
 pub use netdevs::NetDevice;
+pub use pci::PciAddress;
 pub use program::{Program, StartFacts};
 pub use rdma::RdmaPort;
 pub use step::{Step, StepError};
 pub use task::TaskFacts;
+pub use topology::Topology;
 pub use user::User;
 
 use std::path::Path;
@@ -46,6 +52,8 @@ pub struct NodeFacts {
     pub rdma: Option<Vec<RdmaPort>>,
     /// Network devices; `None`: not known.
     pub netdevs: Option<Vec<NetDevice>>,
+    /// Where GPUs, network cards and CPUs sit.
+    pub topology: Topology,
     /// What could not be read, in words.
     pub unknown: Vec<String>,
 }
@@ -69,7 +77,7 @@ impl NodeFacts {
             Seen { unknown: vec![format!("the node's network unknown: {why}")], ..Seen::default() }
         });
         unknown.extend(more);
-        NodeFacts { gpu_models, ephemeral_ports, rdma, netdevs, unknown }
+        NodeFacts { gpu_models, ephemeral_ports, rdma, netdevs, topology: Topology::default(), unknown }
     }
 }
 

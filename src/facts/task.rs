@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::directories::Directory;
 use super::program::StartFacts;
 use super::rdma::{self, GidRow};
-use super::{Environment, RdmaPort, files};
+use super::{CpuSet, Environment, PciAddress, RdmaPort, files};
 use crate::system::child;
 use crate::system::limits::{self, Resource};
 
@@ -42,8 +42,50 @@ pub struct TaskFacts {
     /// Rows of the RoCE ports' address tables that can be used; read only when
     /// NCCL_IB_GID_INDEX names one.
     pub gids: Option<Vec<GidRow>>,
+    /// The CPUs of its affinity mask, as Slurm set it.
+    pub mask: Option<CpuSet>,
+    /// Its memory.
+    pub memory: MemoryFacts,
+    /// GPUs of the node that it may not open, because a cgroup or the file's mode
+    /// hides them.
+    pub gpus_hidden: Vec<PciAddress>,
+    /// Sets of the CPUs that are one core; read only with `exclusive`.
+    pub cores: Vec<CpuSet>,
+    /// The node's ranks, as they met before the start.
+    pub peers: Peers,
     /// What could not be read, in words.
     pub unknown: Vec<String>,
+}
+
+/// What the kernel says of a task's memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MemoryFacts {
+    /// NUMA nodes it may use (Mems_allowed_list); `None`: not known.
+    pub allowed: Option<CpuSet>,
+    /// Whether it has a memory policy already (srun --mem-bind, numactl).
+    pub has_policy: Option<bool>,
+}
+
+/// The ranks of a node, as far as they came to the start.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Peers {
+    /// Not asked: the plan is not made in a task.
+    #[default]
+    NotAsked,
+    /// Not all of them came; why.
+    Incomplete(String),
+    /// All of them, by local rank.
+    Met(Vec<Peer>),
+}
+
+/// What a rank brings to its node's meeting.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// Its mask as Slurm set it.
+    pub mask: CpuSet,
+    /// The GPUs it is bound to, as indexes of the node's; none where that is not
+    /// known.
+    pub gpus: Vec<u8>,
 }
 
 /// A variable in one of NCCL's files.

@@ -3,6 +3,7 @@
 //! a job gets by construction.
 
 pub mod agent;
+pub mod binding;
 pub mod caches;
 pub mod catalog;
 pub mod checks;
@@ -26,9 +27,10 @@ use thiserror::Error;
 use crate::config::Settings;
 use crate::config::site::{SiteProfile, SiteVariable, SiteView};
 use crate::facts::network::{Interface, Resolution};
-use crate::facts::task::Container;
-use crate::facts::{Environment, NodeFacts, Rank0, Step, TaskFacts};
+use crate::facts::task::{Container, MemoryFacts, Peers};
+use crate::facts::{CpuSet, Environment, NodeFacts, Rank0, Step, TaskFacts, Topology};
 
+pub use binding::Binding;
 use checks::Subject;
 pub use launch::Shape;
 use marks::Marks;
@@ -62,8 +64,21 @@ pub struct Facts<'a> {
     pub site: Option<&'a SiteView>,
 }
 
-static UNKNOWN_NODE: NodeFacts =
-    NodeFacts { gpu_models: Vec::new(), ephemeral_ports: None, rdma: None, netdevs: None, unknown: Vec::new() };
+static UNKNOWN_NODE: NodeFacts = NodeFacts {
+    gpu_models: Vec::new(),
+    ephemeral_ports: None,
+    rdma: None,
+    netdevs: None,
+    topology: Topology {
+        gpus: Vec::new(),
+        nics: Vec::new(),
+        nodes: Vec::new(),
+        online: CpuSet::EMPTY,
+        isolated: CpuSet::EMPTY,
+        default_route: None,
+    },
+    unknown: Vec::new(),
+};
 static UNKNOWN_TASK: TaskFacts = TaskFacts {
     cpus: None,
     nccl_files: Vec::new(),
@@ -77,6 +92,11 @@ static UNKNOWN_TASK: TaskFacts = TaskFacts {
     shm: None,
     imex: None,
     gids: None,
+    mask: None,
+    memory: MemoryFacts { allowed: None, has_policy: None },
+    gpus_hidden: Vec::new(),
+    cores: Vec::new(),
+    peers: Peers::NotAsked,
     unknown: Vec::new(),
 };
 static UNKNOWN_RANK0: Rank0 = Rank0 { host: None, address: None };
@@ -247,6 +267,8 @@ pub struct Plan {
     /// The program that is started instead of the command, if one is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub launch: Option<LaunchPlan>,
+    /// Where the rank runs: its GPU, CPUs, memory and network cards.
+    pub binding: Binding,
     /// Variables that are set.
     pub env: Vec<Variable>,
     /// Variables that are removed.
@@ -333,6 +355,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
             ports: Vec::new(),
         },
         launch: None,
+        binding: Binding::default(),
         env: Vec::new(),
         unset: Vec::new(),
         left: Vec::new(),
@@ -344,6 +367,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     let mut offers = Offers::default();
     environment::offer(&mut offers, facts, &plan.step, wanted);
     fabric::offer(&mut offers, facts, settings);
+    binding::decide(&mut plan, &mut offers, facts, settings);
     let ranks_per_task = agent::offer(&mut offers, facts, &plan.step, settings, &marks);
     threads::offer(&mut offers, facts, shape, ranks_per_task);
     offer_site(&mut offers, facts, site_profile);

@@ -514,7 +514,7 @@ fn the_json_form_has_the_documented_keys() {
     let plan = World::new("n[1-2]", "1", 1).export(&[("RANK", "9")]).plan("").unwrap();
     let json = serde_json::to_value(&plan).unwrap();
     let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-    assert_eq!(keys(&json), ["env", "left", "step", "unset", "warnings"]);
+    assert_eq!(keys(&json), ["binding", "env", "left", "step", "unset", "warnings"]);
     assert_eq!(keys(&json["env"][0]), ["name", "origin", "value", "why"]);
     assert_eq!(keys(&json["warnings"][0]), ["cure", "id", "message", "severity"]);
     assert_eq!(json["env"][0]["origin"], "step");

@@ -1,0 +1,82 @@
+//! Binding: which GPU a rank uses, and the CPUs, memory and network cards that
+//! go with it. Cards are matched by PCI address, never by name or number; what is
+//! not known is left alone, and says so.
+//!
+//! The node's part (which cards carry the training's traffic, which card belongs
+//! to which GPU) is the same on every rank of a node: NCCL joins the ranks' lists
+//! by position, and unlike ones give wrong rings
+//! (<https://github.com/NVIDIA/nccl/issues/1478>). The rank's part is its CPUs,
+//! its memory and UCX's card.
+
+pub mod cpus;
+pub mod distance;
+pub mod memory;
+pub mod nics;
+pub mod ranks;
+pub mod visible;
+
+use serde::Serialize;
+
+use crate::config::Settings;
+use crate::facts::CpuSet;
+use crate::facts::task::Peer;
+
+use super::precedence::Offers;
+use super::{Facts, Plan, Shape};
+pub use distance::Distance;
+pub use memory::MemoryPolicy;
+pub use nics::NodeNics;
+
+/// Where a rank runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Binding {
+    /// The mask to set; `None`: it stays as Slurm set it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuSet>,
+    /// The memory policy to set; `None`: it stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryPolicy>,
+    /// What was decided, also where nothing is changed.
+    pub decisions: Vec<Decision>,
+}
+
+/// One thing that was decided, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Decision {
+    /// gpu, cpus, memory, nic.
+    pub what: &'static str,
+    /// What it is now; `None`: left alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// Why, in one line.
+    pub why: String,
+}
+
+impl Binding {
+    fn say(&mut self, what: &'static str, value: Option<String>, why: impl Into<String>) {
+        self.decisions.push(Decision { what, value, why: why.into() });
+    }
+}
+
+/// What this rank brings to its node's meeting, from its own facts alone.
+pub fn own(facts: &Facts, settings: &Settings) -> Peer {
+    let _ = settings;
+    let gpus =
+        ranks::of_this_rank(facts).map(|gpus| gpus.into_iter().filter_map(|gpu| u8::try_from(gpu).ok()).collect());
+    Peer { mask: facts.task.mask.clone().unwrap_or_default(), gpus: gpus.unwrap_or_default() }
+}
+
+/// Decides the rank's binding and offers the variables that follow from it and
+/// from the node.
+pub(super) fn decide(plan: &mut Plan, offers: &mut Offers, facts: &Facts, settings: &Settings) {
+    let topology = &facts.node.topology;
+    if topology.gpus.is_empty() || plan.step.shape == Shape::Shell {
+        return;
+    }
+    let nics = nics::choose(&nics::View::of(facts, settings));
+    let gpus = ranks::of_this_rank(facts);
+    ranks::report(&mut plan.binding, facts, &gpus);
+    nics::decide(plan, offers, facts, settings, &nics, &gpus);
+    cpus::decide(&mut plan.binding, facts, settings, &gpus);
+    memory::decide(&mut plan.binding, facts, settings);
+}
