@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Longer than any attribute of the kernel's: a page.
 const ATTRIBUTE: u64 = 4096;
@@ -44,17 +44,43 @@ fn read(file: std::fs::File, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// What a symbolic link's last part names: `mlx5_core` of a device's driver, `bond0`
+/// of a network device's master. `None` where there is none.
+pub(super) fn link(path: &Path) -> Option<String> {
+    let target = std::fs::read_link(path).ok()?;
+    Some(target.file_name()?.to_string_lossy().into_owned())
+}
+
+/// The path without symbolic links; `None` where it leads nowhere.
+pub(super) fn resolved(path: &Path) -> Option<PathBuf> {
+    std::fs::canonicalize(path).ok()
+}
+
+/// Whether a directory is there.
+pub(super) fn is_directory(path: &Path) -> bool {
+    path.is_dir()
+}
+
+/// Entries of a directory that are looked at: more than any class of devices has.
+const MOST_NAMES: usize = 16_384;
+
 /// The names in a directory, sorted; `None` when there is none.
 ///
 /// # Errors
-/// What the kernel says of a directory that is there.
+/// What the kernel says of a directory that is there; too many names.
 pub(super) fn names(directory: &Path) -> io::Result<Option<Vec<String>>> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let mut names = Vec::new();
+    for (number, entry) in entries.flatten().enumerate() {
+        if number == MOST_NAMES {
+            return Err(io::Error::other(format!("more than {MOST_NAMES} entries")));
+        }
+        names.extend(entry.file_name().into_string().ok());
+    }
     names.sort();
     Ok(Some(names))
 }

@@ -1,7 +1,6 @@
 //! RDMA devices and their ports, from /sys/class/infiniband. No device is
 //! opened: a hanging driver would take the reader with it.
 
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -9,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::files;
 
 /// One port of an RDMA device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RdmaPort {
     /// The device (mlx5_0).
     pub device: String,
@@ -19,6 +18,12 @@ pub struct RdmaPort {
     pub link: LinkLayer,
     /// Whether its state is ACTIVE.
     pub active: bool,
+    /// Whether its cable is up (phys_state LinkUp); as `active` where the driver
+    /// does not tell.
+    pub link_up: bool,
+    /// Whether its state could be read at all. Restricted functions answer EINVAL
+    /// (<https://github.com/prometheus/node_exporter/issues/3434>): none to use.
+    pub readable: bool,
     /// Its rate in Gb/s.
     pub gbps: Option<u32>,
     /// The kernel driver (mlx5_core, efa).
@@ -26,13 +31,14 @@ pub struct RdmaPort {
 }
 
 /// What an RDMA port speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinkLayer {
     /// InfiniBand.
     InfiniBand,
     /// Ethernet: RoCE.
     Ethernet,
     /// Neither: AWS EFA says "Unspecified".
+    #[default]
     Other,
 }
 
@@ -64,13 +70,12 @@ pub fn ports(root: &Path) -> Result<Option<Vec<RdmaPort>>, String> {
     let class = root.join(CLASS);
     let unreadable = |error| format!("RDMA devices unknown: {}: {error}", class.display());
     let Some(devices) = files::names(&class).map_err(unreadable)? else {
-        return Ok(root.join("sys/class").is_dir().then(Vec::new));
+        return Ok(files::is_directory(&root.join("sys/class")).then(Vec::new));
     };
     let mut ports = Vec::new();
     for device in devices {
         let directory = class.join(&device);
-        let driver = fs::read_link(directory.join("device/driver")).ok();
-        let driver = driver.and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned()));
+        let driver = files::link(&directory.join("device/driver"));
         let numbers = files::names(&directory.join("ports")).ok().flatten().unwrap_or_default();
         let mut numbers: Vec<u8> = numbers.iter().filter_map(|number| number.parse().ok()).collect();
         numbers.sort_unstable();
@@ -84,11 +89,17 @@ pub fn ports(root: &Path) -> Result<Option<Vec<RdmaPort>>, String> {
                 Some("Ethernet") => LinkLayer::Ethernet,
                 _ => LinkLayer::Other,
             };
+            // Each further question to a restricted function is a line in the kernel's log.
+            let state = of("state").filter(|state| !state.is_empty());
+            let active = state.as_ref().is_some_and(|state| state.ends_with("ACTIVE") && !state.ends_with("INACTIVE"));
+            let of = |name: &str| state.as_ref().and_then(|_| of(name));
             ports.push(RdmaPort {
                 device: device.clone(),
                 port,
                 link,
-                active: of("state").is_some_and(|state| state.ends_with("ACTIVE") && !state.ends_with("INACTIVE")),
+                active,
+                link_up: of("phys_state").map_or(active, |phys| phys.ends_with("LinkUp")),
+                readable: state.is_some(),
                 gbps: of("rate").as_deref().and_then(rate),
                 driver: driver.clone(),
             });
@@ -132,6 +143,7 @@ fn usable(address: &str) -> bool {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::fs;
     use std::path::PathBuf;
 
     use super::*;
@@ -192,6 +204,8 @@ pub(crate) mod tests {
         tree.port("mlx5_10", 1, "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand");
         tree.port("mlx5_0", 1, "4: ACTIVE", "100 Gb/sec (4X EDR)", "Ethernet").driver("mlx5_0", "mlx5_core");
         tree.port("mlx5_0", 2, "1: DOWN", "2.5 Gb/sec (1X SDR)", "InfiniBand");
+        tree.file(&format!("{CLASS}/mlx5_0/ports/2/phys_state"), "3: Disabled\n");
+        tree.file(&format!("{CLASS}/mlx5_10/ports/1/phys_state"), "5: LinkUp\n");
         tree.port("rdmap0s6", 1, "4: ACTIVE", "100 Gb/sec (4X EDR)", "Unspecified").driver("rdmap0s6", "efa");
         // A device without ports, and one that says nothing.
         tree.file(&format!("{CLASS}/bare/node_guid"), "0\n").file(&format!("{CLASS}/mute/ports/1/x"), "");
@@ -208,6 +222,8 @@ pub(crate) mod tests {
                 ("rdmap0s6", 1, Other, true, Some(100)),
             ]
         );
+        let told: Vec<_> = ports.iter().map(|port| (port.link_up, port.readable)).collect();
+        assert_eq!(told, [(true, true), (false, true), (true, true), (false, false), (true, true)]);
         assert_eq!(ports[0].driver.as_deref(), Some("mlx5_core"));
         assert_eq!(ports[2].driver, None);
         assert_eq!(ports[4].driver.as_deref(), Some("efa"));

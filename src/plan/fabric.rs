@@ -111,7 +111,16 @@ mod tests {
     use super::*;
 
     fn port(device: &str, link: LinkLayer, active: bool, driver: &str) -> RdmaPort {
-        RdmaPort { device: device.into(), port: 1, link, active, gbps: Some(400), driver: Some(driver.into()) }
+        RdmaPort {
+            device: device.into(),
+            port: 1,
+            link,
+            active,
+            link_up: active,
+            readable: true,
+            gbps: Some(400),
+            driver: Some(driver.into()),
+        }
     }
 
     #[test]

@@ -729,6 +729,8 @@ fn fabrics_and_what_follows_from_them() {
             port: 1,
             link,
             active: true,
+            link_up: true,
+            readable: true,
             gbps: Some(400),
             driver: Some(driver.into()),
         };

@@ -83,7 +83,16 @@ fn devices(names: &[&str]) -> Vec<NetDevice> {
 }
 
 fn port(device: &str, link: LinkLayer) -> RdmaPort {
-    RdmaPort { device: device.into(), port: 1, link, active: true, gbps: Some(400), driver: Some("mlx5_core".into()) }
+    RdmaPort {
+        device: device.into(),
+        port: 1,
+        link,
+        active: true,
+        link_up: true,
+        readable: true,
+        gbps: Some(400),
+        driver: Some("mlx5_core".into()),
+    }
 }
 
 const TWO: &str = "n[1-2]";

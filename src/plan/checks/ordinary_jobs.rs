@@ -81,6 +81,8 @@ fn node(machine: Machine) -> NodeFacts {
         port: 1,
         link,
         active: true,
+        link_up: true,
+        readable: true,
         gbps: Some(400),
         driver: Some(driver.into()),
     });

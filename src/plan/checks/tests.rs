@@ -189,6 +189,8 @@ fn nothing_is_found_in_the_examples_of_the_site_file() {
             port: 1,
             link: crate::facts::rdma::LinkLayer::Ethernet,
             active: true,
+            link_up: true,
+            readable: true,
             gbps: Some(400),
             driver: Some("mlx5_core".into()),
         };
