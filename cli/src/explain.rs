@@ -224,10 +224,9 @@ fn step(arguments: &Arguments, environment: &Environment) -> Result<Step, StepEr
 fn surroundings(arguments: &Arguments, environment: &Environment) -> (NodeFacts, TaskFacts) {
     let root = arguments.root.as_deref().unwrap_or(Path::new("/"));
     let mut node = NodeFacts::read(root);
-    let ports = node.rdma.clone().unwrap_or_default();
     let task = match (&arguments.nodelist, &arguments.root) {
-        (None, _) => TaskFacts::read(root, environment, &ports),
-        (Some(_), Some(_)) => TaskFacts::described(root, environment, &ports),
+        (None, _) => TaskFacts::read(root, environment, &node),
+        (Some(_), Some(_)) => TaskFacts::described(root, environment, &node),
         (Some(_), None) => {
             (node.rdma, node.netdevs) = (None, None);
             TaskFacts::default()

@@ -9,7 +9,6 @@ pub mod cpuset;
 pub mod directories;
 pub mod environment;
 mod files;
-pub mod gpus;
 pub mod hostlist;
 pub mod netdevs;
 pub mod network;
@@ -62,38 +61,60 @@ impl NodeFacts {
     /// Reads a few small files below `root`. What cannot be read stays empty
     /// and is named in `unknown`; a missing driver is no fault.
     pub fn read(root: &Path) -> NodeFacts {
+        NodeFacts::seen_by(root, gpus_of, network_of)
+    }
+
+    /// The same with the questions that may get no answer. A driver that does not
+    /// answer costs its own part only.
+    fn seen_by(root: &Path, gpus: impl Fn(&Path) -> SeenGpus, network: impl Fn(&Path) -> SeenNetwork) -> NodeFacts {
         let mut unknown = Vec::new();
-        let gpu_models = in_a_child(PATIENCE, || gpus::models(root))
-            .unwrap_or_else(|why| Err(format!("GPU models unknown: {why}")))
-            .unwrap_or_else(|why| {
-                unknown.push(why);
-                Vec::new()
-            });
+        let gpus = in_a_child(PATIENCE, || gpus(root)).unwrap_or_else(|why| SeenGpus {
+            unknown: vec![format!("the node's GPUs unknown: {why}")],
+            ..SeenGpus::default()
+        });
+        unknown.extend(gpus.unknown);
         let ephemeral_ports = network::ephemeral_ports(root).unwrap_or_else(|why| {
             unknown.push(why);
             None
         });
-        let Seen { rdma, netdevs, unknown: more } = in_a_child(PATIENCE, || network_of(root)).unwrap_or_else(|why| {
-            Seen { unknown: vec![format!("the node's network unknown: {why}")], ..Seen::default() }
+        let network = in_a_child(PATIENCE, || network(root)).unwrap_or_else(|why| SeenNetwork {
+            unknown: vec![format!("the node's network unknown: {why}")],
+            ..SeenNetwork::default()
         });
-        unknown.extend(more);
-        NodeFacts { gpu_models, ephemeral_ports, rdma, netdevs, topology: Topology::default(), unknown }
+        unknown.extend(network.unknown);
+        let mut gpu_models: Vec<String> = gpus.gpus.iter().filter_map(|gpu| gpu.model.clone()).collect();
+        gpu_models.sort();
+        let topology = Topology { gpus: gpus.gpus, nics: network.nics, ..Topology::of_cpus(root, &mut unknown) };
+        NodeFacts { gpu_models, ephemeral_ports, rdma: network.rdma, netdevs: network.netdevs, topology, unknown }
     }
 }
 
 /// How long the kernel may take to tell the node's GPUs, and as long its network.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The node's network, on its way from the child that looked.
+/// The node's GPUs, on their way from the child that looked.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Seen {
-    rdma: Option<Vec<RdmaPort>>,
-    netdevs: Option<Vec<NetDevice>>,
+struct SeenGpus {
+    gpus: Vec<topology::Gpu>,
     unknown: Vec<String>,
 }
 
-fn network_of(root: &Path) -> Seen {
-    let mut seen = Seen::default();
+fn gpus_of(root: &Path) -> SeenGpus {
+    let mut unknown = Vec::new();
+    SeenGpus { gpus: topology::gpus(root, &mut unknown), unknown }
+}
+
+/// The same of its network.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+struct SeenNetwork {
+    rdma: Option<Vec<RdmaPort>>,
+    netdevs: Option<Vec<NetDevice>>,
+    nics: Vec<topology::Nic>,
+    unknown: Vec<String>,
+}
+
+fn network_of(root: &Path) -> SeenNetwork {
+    let mut seen = SeenNetwork::default();
     match rdma::ports(root) {
         Ok(ports) => seen.rdma = ports,
         Err(why) => seen.unknown.push(why),
@@ -102,6 +123,7 @@ fn network_of(root: &Path) -> Seen {
         Ok(devices) => seen.netdevs = devices,
         Err(why) => seen.unknown.push(why),
     }
+    seen.nics = topology::nics(root, &mut seen.unknown);
     seen
 }
 
@@ -141,19 +163,23 @@ mod tests {
         assert_eq!(nothing, NodeFacts::default());
     }
 
-    /// A driver that does not answer holds up whoever reads its files; a fifo does
-    /// the same to a reader that does not ask for less.
+    /// A driver that does not answer holds up whoever reads its files, and nothing
+    /// else is lost.
     #[test]
     fn a_driver_that_does_not_answer_costs_the_deadline_and_no_more() {
         let tree = Tree::new("silent-driver");
-        tree.file("proc/driver/nvidia/gpus/0000:01:00.0/x", "");
-        let file = tree.root().join("proc/driver/nvidia/gpus/0000:01:00.0/information");
-        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        tree.port("mlx5_0", 1, "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand");
+        tree.file("sys/devices/system/cpu/online", "0-3\n");
         let start = std::time::Instant::now();
-        let facts = NodeFacts::read(tree.root());
+        let silent = |_: &Path| loop {
+            std::thread::sleep(PATIENCE * 100);
+        };
+        let facts = NodeFacts::seen_by(tree.root(), silent, network_of);
         assert!(start.elapsed() < PATIENCE * 3, "{:?}", start.elapsed());
         assert_eq!((facts.gpu_models.len(), facts.unknown.len()), (0, 1), "{:?}", facts.unknown);
-        assert!(facts.unknown[0].starts_with("GPU models unknown: no answer within"), "{:?}", facts.unknown);
+        assert!(facts.unknown[0].starts_with("the node's GPUs unknown: no answer within"), "{:?}", facts.unknown);
+        let seen = (facts.rdma.map(|ports| ports.len()), facts.topology.nics.len(), facts.topology.online.len());
+        assert_eq!(seen, (Some(1), 1, 4));
     }
 
     #[test]

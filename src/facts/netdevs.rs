@@ -56,19 +56,26 @@ pub fn devices(root: &Path) -> Result<Option<Vec<NetDevice>>, String> {
     for name in names {
         let of = |attribute: &str| files::attribute(&class.join(&name).join(attribute));
         // bonding_masters is a file among the devices.
-        let Some(flags) = of("flags") else {
+        let Some(up) = is_up(&class.join(&name)) else {
             continue;
         };
         let index = of("ifindex").and_then(|index| index.parse().ok()).unwrap_or(u32::MAX);
-        let flags = flags.strip_prefix("0x").and_then(|flags| u32::from_str_radix(flags, 16).ok()).unwrap_or(0);
-        // The kernel counts an unknown state, as lo's, as running (netif_oper_up).
-        let running = of("operstate").is_none_or(|state| state == "up" || state == "unknown");
         let mbps = of("speed").and_then(|speed| speed.parse().ok()).filter(|speed| (1..u32::MAX).contains(speed));
-        found.push((index, NetDevice { name, up: flags & UP != 0 && running, mbps }));
+        found.push((index, NetDevice { name, up, mbps }));
     }
     // Without an index (a recorded tree): lo is the first everywhere.
     found.sort_by_key(|(index, device)| (*index, device.name != "lo", device.name.clone()));
     Ok(Some(of_this_namespace(root, found.into_iter().map(|(_, device)| device).collect())))
+}
+
+/// Whether the device with this directory is up and running; `None` where it is no
+/// device.
+pub(super) fn is_up(directory: &Path) -> Option<bool> {
+    let flags = files::attribute(&directory.join("flags"))?;
+    let flags = flags.strip_prefix("0x").and_then(|flags| u32::from_str_radix(flags, 16).ok()).unwrap_or(0);
+    // The kernel counts an unknown state, as lo's, as running (netif_oper_up).
+    let state = files::attribute(&directory.join("operstate"));
+    Some(flags & UP != 0 && state.is_none_or(|state| state == "up" || state == "unknown"))
 }
 
 /// The devices of the reader's own network namespace: /sys shows its mounter's,

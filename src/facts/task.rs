@@ -7,9 +7,10 @@ use std::time::Duration;
 use super::directories::Directory;
 use super::program::StartFacts;
 use super::rdma::{self, GidRow};
-use super::{CpuSet, Environment, PciAddress, RdmaPort, files};
-use crate::system::child;
+use super::topology::{Gpu, GpuVendor};
+use super::{CpuSet, Environment, NodeFacts, PciAddress, files};
 use crate::system::limits::{self, Resource};
+use crate::system::{access, child};
 
 /// The task's surroundings; what is not known is absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -125,22 +126,26 @@ const READ_AFTER: [&str; 6] = ["NCCL_", "FI_", "OFI_NCCL_", "SHARP_", "UCX_", "I
 const IMEX_CHANNELS: &str = "dev/nvidia-caps-imex-channels";
 
 impl TaskFacts {
-    /// Reads what this process, a task of a step, has. `ports` are the node's.
-    pub fn read(root: &Path, environment: &Environment, ports: &[RdmaPort]) -> TaskFacts {
+    /// Reads what this process, a task of a step, has.
+    pub fn read(root: &Path, environment: &Environment, node: &NodeFacts) -> TaskFacts {
         let limit = |resource, name| propagated(environment, name, limits::limit(resource));
+        let mask = limits::mask().map(|words| CpuSet::of_words(&words));
         TaskFacts {
-            cpus: limits::cpus(),
+            cpus: mask.as_ref().map(CpuSet::len),
+            mask,
+            memory: MemoryFacts { allowed: memory_nodes(), has_policy: limits::has_memory_policy() },
             memlock: limit(Resource::LockedMemory, "SLURM_RLIMIT_MEMLOCK"),
             open_files: limit(Resource::OpenFiles, "SLURM_RLIMIT_NOFILE"),
             stack: limit(Resource::Stack, "SLURM_RLIMIT_STACK"),
             shm: limits::tmpfs_size(&root.join("dev/shm")),
-            ..TaskFacts::described(root, environment, ports)
+            gpus_hidden: hidden(root, &node.topology.gpus),
+            ..TaskFacts::described(root, environment, node)
         }
     }
 
     /// The same without what belongs to this process: for a step that is only
     /// described.
-    pub fn described(root: &Path, environment: &Environment, ports: &[RdmaPort]) -> TaskFacts {
+    pub fn described(root: &Path, environment: &Environment, node: &NodeFacts) -> TaskFacts {
         let mut unknown = Vec::new();
         let nccl_files = nccl_files(root, environment, &mut unknown);
         let index = environment.get("NCCL_IB_GID_INDEX").map(String::from).or_else(|| {
@@ -148,7 +153,7 @@ impl TaskFacts {
         });
         TaskFacts {
             imex: root.join("dev").is_dir().then(|| root.join(IMEX_CHANNELS).is_dir()),
-            gids: index.map(|_| rdma::roce_v2_rows(root, ports)),
+            gids: index.map(|_| rdma::roce_v2_rows(root, node.rdma.as_deref().unwrap_or_default())),
             nccl_files,
             unknown,
             ..TaskFacts::default()
@@ -164,6 +169,52 @@ impl TaskFacts {
         }
         TaskFacts { nccl_files: Vec::new(), shm: None, imex: None, unknown: Vec::new(), ..known }
     }
+}
+
+/// The NUMA nodes of this process's cpuset.
+fn memory_nodes() -> Option<CpuSet> {
+    let text = files::attribute(Path::new("/proc/self/status"))?;
+    let list = text.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
+    CpuSet::parse(list).ok().filter(|nodes| !nodes.is_empty())
+}
+
+/// The NVIDIA GPUs that this process may not open. A device node that is not there
+/// hides its GPU only where another one's is: a container that was given some. No
+/// node at all may be a driver that has not made them yet.
+fn hidden(root: &Path, gpus: &[Gpu]) -> Vec<PciAddress> {
+    let denied = |error: &std::io::Error| matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES));
+    let mut asked = Vec::new();
+    for gpu in gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia) {
+        if let Some(minor) = gpu.minor {
+            asked.push((gpu.place.address, access::may_open(&root.join(format!("dev/nvidia{minor}")))));
+        }
+    }
+    let absent = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+    let some_there = asked.iter().any(|(_, answer)| answer.as_ref().err().is_none_or(|error| !absent(error)));
+    let is_hidden = |answer: &std::io::Result<()>| {
+        answer.as_ref().err().is_some_and(|error| denied(error) || (some_there && absent(error)))
+    };
+    asked.iter().filter(|(_, answer)| is_hidden(answer)).map(|(address, _)| *address).collect()
+}
+
+/// The sets of CPUs that are one core, for the CPUs in `mask`; a CPU whose core the
+/// kernel does not tell is in none of them. Only `exclusive` needs them: a file is
+/// read for each core.
+pub fn cores(root: &Path, mask: &CpuSet) -> Vec<CpuSet> {
+    let mut seen = CpuSet::EMPTY;
+    let mut cores: Vec<CpuSet> = Vec::new();
+    for cpu in mask.iter() {
+        if seen.has(cpu) {
+            continue;
+        }
+        let file = root.join(format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"));
+        let core = files::attribute(&file).and_then(|text| CpuSet::parse(&text).ok());
+        if let Some(core) = core.filter(|core| core.has(cpu) && !core.meets(&seen)) {
+            seen = seen.or(&core);
+            cores.push(core);
+        }
+    }
+    cores
 }
 
 /// The limit that the program will have. Slurm sets srun's limits after our
@@ -379,14 +430,17 @@ mod tests {
 
     #[test]
     fn this_process_as_a_task() {
-        let facts = TaskFacts::read(Path::new("/"), &environment(&[]), &[]);
-        assert!(facts.cpus.is_some_and(|cpus| cpus > 0));
+        let facts = TaskFacts::read(Path::new("/"), &environment(&[]), &NodeFacts::default());
+        assert!(
+            facts.cpus.is_some_and(|cpus| cpus > 0) && facts.mask.is_some_and(|mask| Some(mask.len()) == facts.cpus)
+        );
+        assert!(facts.memory.allowed.is_some_and(|nodes| !nodes.is_empty()));
         assert!(facts.memlock.is_some() && facts.open_files.is_some() && facts.stack.is_some());
         assert_eq!(facts.gids, None);
         // A recorded machine has files, and no CPUs of ours.
         let tree = Tree::new("task-described");
         tree.file("etc/nccl.conf", "NCCL_IB_GID_INDEX=3\n").file("dev/nvidia-caps-imex-channels/channel0", "");
-        let facts = TaskFacts::described(tree.root(), &environment(&[]), &[]);
+        let facts = TaskFacts::described(tree.root(), &environment(&[]), &NodeFacts::default());
         let seen = (facts.cpus, facts.shm, facts.imex, facts.gids.clone());
         assert_eq!(seen, (None, None, Some(true), Some(Vec::new())));
         // A container that comes later hides these files.

@@ -4,9 +4,22 @@
 //! Tens of small files are read; no device is opened, no program started, no
 //! library of a vendor loaded, and the PCI bus is not scanned.
 
+mod cpus;
+mod gpus;
+mod nics;
+mod place;
+mod route;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use super::{CpuSet, pci};
+
+pub use gpus::gpus;
+pub use nics::nics;
 
 /// One node's hardware, as far as binding needs it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +38,33 @@ pub struct Topology {
     pub isolated: CpuSet,
     /// The network device of the default route.
     pub default_route: Option<String>,
+}
+
+impl Topology {
+    /// Reads the machine below `root`. What cannot be read is absent, and named in
+    /// `unknown` where something is wrong: no driver and no cards are no fault.
+    pub fn read(root: &Path, unknown: &mut Vec<String>) -> Topology {
+        let gpus = gpus(root, unknown);
+        let nics = nics(root, unknown);
+        Topology { gpus, nics, ..Topology::of_cpus(root, unknown) }
+    }
+
+    /// The part that the kernel knows by itself and that no driver can hold up:
+    /// CPUs, NUMA nodes and the default route.
+    pub(super) fn of_cpus(root: &Path, unknown: &mut Vec<String>) -> Topology {
+        let mut topology = cpus::cpus(root, unknown);
+        topology.default_route = route::default_route(root);
+        topology
+    }
+}
+
+/// Lines about what is wrong with one machine's files: the first few say it all.
+const MOST_LINES: usize = 16;
+
+fn wrong(unknown: &mut Vec<String>, path: &Path, what: impl std::fmt::Display) {
+    if unknown.len() < MOST_LINES {
+        unknown.push(format!("{}: {what}", path.display()));
+    }
 }
 
 /// A NUMA node that has CPUs. Those without hold GPU memory (GB200: 2 to 33) and

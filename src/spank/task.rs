@@ -162,8 +162,7 @@ fn make_plan(
     let (mut node, root) = with_node(|node| node.map(|node| (node.facts.clone(), node.root.clone())))
         .unwrap_or_else(|| (NodeFacts::default(), "/".into()));
     node.netdevs = node.netdevs.map(|devices| netdevs::of_this_namespace(&root, devices));
-    let seen = TaskFacts::read(&root, environment, node.rdma.as_deref().unwrap_or_default())
-        .within(task.container, task.container_keeps.clone());
+    let seen = TaskFacts::read(&root, environment, &node).within(task.container, task.container_keeps.clone());
     let task = TaskFacts { start: Some(start), ..seen };
     let facts = Facts {
         command: &command,
