@@ -10,8 +10,12 @@
 
 pub mod cpus;
 pub mod distance;
+#[cfg(test)]
+pub(crate) mod machine;
 pub mod memory;
 pub mod nics;
+#[cfg(test)]
+mod nics_tests;
 pub mod ranks;
 pub mod visible;
 

@@ -123,6 +123,12 @@ const ELSEWHERE: &[Rule] = &[
         "a MASTER_PORT in the kernel's range for outgoing connections, where it may be taken",
     ),
     elsewhere("facts-unknown", Phase::Node, Severity::Info, "something of the node that could not be read"),
+    elsewhere(
+        "hca-far",
+        Phase::Node,
+        Severity::Warning,
+        "your NCCL_IB_HCA that takes cards of storage or management too, which only their place tells apart",
+    ),
     elsewhere("site-force", Phase::Node, Severity::Warning, "your variable that gives way to one the site file forces"),
     elsewhere(
         "container-order",
