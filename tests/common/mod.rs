@@ -6,6 +6,7 @@
 
 #![allow(dead_code)]
 
+pub mod machine;
 pub mod tasks;
 
 use std::fs;
