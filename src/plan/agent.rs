@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use crate::config::{Rendezvous, Settings};
 use crate::facts::{Step, hostlist};
 
+use super::binding::visible;
 use super::launcher::{self, Kind, Launcher};
 use super::marks::Marks;
 use super::precedence::{self, Layer, Offers};
@@ -232,25 +233,9 @@ fn visible_gpus(facts: &Facts) -> Option<(u32, String)> {
     Some((models, "a rank for each GPU of the node: Slurm names none for the step".into()))
 }
 
-/// How many GPUs CUDA sees by this CUDA_VISIBLE_DEVICES: up to the first entry
-/// that is none, and of MIG devices the first one only.
+/// How many GPUs CUDA sees by this CUDA_VISIBLE_DEVICES, if all of them are there.
 pub(super) fn listed(list: &str) -> u32 {
-    let mut seen: Vec<&str> = Vec::new();
-    for entry in list.split(',').map(str::trim) {
-        if entry.starts_with("MIG-") {
-            return u32::try_from(seen.len()).unwrap_or(u32::MAX).max(1);
-        }
-        let index = !entry.is_empty() && entry.bytes().all(|byte| byte.is_ascii_digit());
-        if !index && !entry.starts_with("GPU-") {
-            break;
-        }
-        // The same one twice: CUDA takes the list for wrong, and shows none.
-        if seen.contains(&entry) {
-            return 0;
-        }
-        seen.push(entry);
-    }
-    u32::try_from(seen.len()).unwrap_or(u32::MAX)
+    u32::try_from(visible::entries(list).len()).unwrap_or(u32::MAX)
 }
 
 /// Whether the environment asks torchrun for a training on this node alone.

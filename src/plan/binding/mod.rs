@@ -64,9 +64,8 @@ impl Binding {
 
 /// What this rank brings to its node's meeting, from its own facts alone.
 pub fn own(facts: &Facts, settings: &Settings) -> Peer {
-    let _ = settings;
-    let gpus =
-        ranks::of_this_rank(facts).map(|gpus| gpus.into_iter().filter_map(|gpu| u8::try_from(gpu).ok()).collect());
+    let gpus = ranks::of_this_rank(facts, settings)
+        .map(|gpus| gpus.into_iter().filter_map(|gpu| u8::try_from(gpu).ok()).collect());
     Peer { mask: facts.task.mask.clone().unwrap_or_default(), gpus: gpus.unwrap_or_default() }
 }
 
@@ -78,9 +77,11 @@ pub(super) fn decide(plan: &mut Plan, offers: &mut Offers, facts: &Facts, settin
         return;
     }
     let nics = nics::choose(&nics::View::of(facts, settings));
-    let gpus = ranks::of_this_rank(facts);
-    ranks::report(&mut plan.binding, facts, &gpus);
+    let mut share = ranks::share(facts, settings, plan.step.shape);
+    ranks::decide(plan, offers, facts, settings, &mut share);
+    let gpus = ranks::bound(&share);
     nics::decide(plan, offers, facts, settings, &nics, &gpus);
     cpus::decide(&mut plan.binding, facts, settings, &gpus);
     memory::decide(&mut plan.binding, facts, settings);
+    ranks::tell(plan, facts, &nics, &share);
 }

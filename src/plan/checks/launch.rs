@@ -2,6 +2,7 @@
 
 use super::{Findings, Phase, Rule, Subject};
 use crate::config::{Profile, printable};
+use crate::plan::binding::visible;
 use crate::plan::environment::{has_any, is_blackwell};
 use crate::plan::{Severity, Shape, agent, launcher};
 
@@ -26,10 +27,17 @@ pub(super) const RULES: &[Rule] = &[
         "gpus-per-task",
         Phase::Node,
         Severity::Warning,
-        "several ranks on a node of which each sees one GPU only",
-        one_gpu_for_each_task,
+        "several ranks on a node from which the GPUs of the others are hidden",
+        hidden_from_each_other,
     ),
     Rule::new("gpus-fewer", Phase::Node, Severity::Warning, "more ranks on a node than GPUs they see", fewer_gpus),
+    Rule::new(
+        "gpus-none",
+        Phase::Node,
+        Severity::Error,
+        "a task that can use no GPU where it was given some; a warning where it asked for none",
+        no_gpu,
+    ),
     Rule::new(
         "deepspeed-five",
         Phase::Launch,
@@ -101,47 +109,148 @@ fn uneven(subject: &Subject, findings: &mut Findings) {
     }
 }
 
+/// The GPUs that CUDA will show the task, where the node's are known.
+fn visible(subject: &Subject) -> Option<u32> {
+    let gpus = &subject.node?.topology.gpus;
+    let hidden = subject.task.map_or(&[][..], |task| &task.gpus_hidden);
+    let shown = visible::shown(gpus, hidden, subject.value(visible::LIST), subject.value("CUDA_DEVICE_ORDER"));
+    u32::try_from(shown.ok()?.len()).ok()
+}
+
 /// The GPUs a task may use: those Slurm gave it, else all of the node.
 pub(super) fn gpus_of_the_task(subject: &Subject) -> u32 {
-    match subject.value("CUDA_VISIBLE_DEVICES") {
+    visible(subject).unwrap_or_else(|| match subject.value(visible::LIST) {
         Some(list) => agent::listed(list),
         None => subject.node.map_or(0, |node| u32::try_from(node.gpu_models.len()).unwrap_or(u32::MAX)),
+    })
+}
+
+/// The GPUs that Slurm gave the step on this node; unset in a step without
+/// (measured with 22.05).
+fn gpus_of_the_step(subject: &Subject) -> Option<u32> {
+    subject.value("SLURM_GPUS_ON_NODE")?.parse().ok().filter(|gpus| *gpus > 0)
+}
+
+/// Several ranks of this node, and the GPUs that each sees.
+struct Sight<'a> {
+    node: &'a str,
+    ranks: u32,
+    visible: u32,
+    /// "CUDA_VISIBLE_DEVICES=3", or that some may not be opened.
+    shown: String,
+}
+
+impl Sight<'_> {
+    /// Where there are several ranks and not just all of the node's GPUs.
+    fn of<'a>(subject: &Subject<'a>) -> Option<Sight<'a>> {
+        let step = subject.step.filter(|step| tasks_are_ranks(subject) && step.local_world_size > 1)?;
+        let shown = match (subject.value(visible::LIST), visible(subject)) {
+            // isolate=env, which was asked for.
+            (Some(_), _) if subject.given(visible::LIST).is_none() => return None,
+            (Some(list), _) => format!("{}={}", visible::LIST, printable(list)),
+            (None, Some(_)) => format!("{} is not set", visible::LIST),
+            (None, None) => return None,
+        };
+        Some(Sight { node: &step.node, ranks: step.local_world_size, visible: gpus_of_the_task(subject), shown })
+    }
+
+    /// Whether the ranks see other GPUs each. Their lists are not compared: a task
+    /// that sees fewer than its step has on this node, or one only, is one of those.
+    fn is_its_own(&self, subject: &Subject) -> bool {
+        match gpus_of_the_step(subject) {
+            Some(given) => self.visible < given,
+            None => self.visible == 1 && gpus_of_the_node(subject) != Some(1),
+        }
     }
 }
 
-/// The ranks of this node and the GPUs that each of them sees, where there are
-/// several ranks and Slurm or somebody named their GPUs.
-fn ranks_and_gpus(subject: &Subject) -> Option<(u32, u32, String)> {
-    let step = subject.step.filter(|step| tasks_are_ranks(subject) && step.local_world_size > 1)?;
-    let list = subject.value("CUDA_VISIBLE_DEVICES")?;
-    Some((step.local_world_size, agent::listed(list), format!("CUDA_VISIBLE_DEVICES={}", printable(list))))
+fn gpus_of_the_node(subject: &Subject) -> Option<usize> {
+    let node = subject.node?;
+    Some(node.topology.gpus.len().max(node.gpu_models.len())).filter(|gpus| *gpus > 0)
 }
 
 /// <https://github.com/NVIDIA/nccl/issues/1066>
-fn one_gpu_for_each_task(subject: &Subject, findings: &mut Findings) {
+fn hidden_from_each_other(subject: &Subject, findings: &mut Findings) {
     // JAX is told which one to take.
     let told = subject.value("JAX_LOCAL_DEVICE_IDS").is_some();
-    if let Some((ranks, 1, shown)) = ranks_and_gpus(subject).filter(|_| !told) {
-        let node = subject.step.map_or("the node", |step| step.node.as_str());
-        findings.warn(
-            format!(
-                "each of the {ranks} ranks on {node} sees one GPU ({shown}): a program that takes GPU LOCAL_RANK ends with \
-                 'invalid device ordinal', and NCCL may not find the way from GPU to GPU"
-            ),
-            "give srun --gpus-per-node=N --gpu-bind=none instead of --gpus-per-task, so that each rank sees all GPUs",
-        );
-    }
+    let Some(sight) = Sight::of(subject).filter(|sight| sight.visible > 0 && sight.is_its_own(subject) && !told) else {
+        return;
+    };
+    let Sight { node, ranks, visible, shown } = sight;
+    let gpus = match (visible, gpus_of_the_step(subject)) {
+        (1, None) => "one GPU".to_string(),
+        (1, Some(given)) => format!("one GPU of the step's {given}"),
+        (_, given) => format!("{visible} GPUs of the step's {}", given.unwrap_or(visible)),
+    };
+    let fails = if visible < ranks {
+        "a program that takes GPU LOCAL_RANK ends with 'invalid device ordinal', and NCCL"
+    } else {
+        "NCCL"
+    };
+    findings.warn(
+        format!("each of the {ranks} ranks on {node} sees {gpus} ({shown}): {fails} may not find the way from GPU to GPU"),
+        "give srun --gpus-per-node=N --gpu-bind=none instead of --gpus-per-task, or where srun knows it \
+         --tres-bind=gres/gpu:none, so that each rank sees all GPUs; PALINGENESIS_GPU_INDEX tells a rank its GPU's number",
+    );
 }
 
+/// <https://github.com/NVIDIA/nccl/issues/1066>: several processes on one GPU may
+/// be meant (MPS), and NCCL takes no GPU twice.
 fn fewer_gpus(subject: &Subject, findings: &mut Findings) {
-    if let Some((ranks, gpus @ 2.., shown)) = ranks_and_gpus(subject).filter(|(ranks, gpus, _)| gpus < ranks) {
-        let node = subject.step.map_or("the node", |step| step.node.as_str());
-        findings.warn(
-            format!(
-                "{ranks} ranks on {node} see {gpus} GPUs ({shown}): those with LOCAL_RANK {gpus} and above have none"
-            ),
-            format!("start with srun --ntasks-per-node={gpus}, or ask for {ranks} GPUs on each node"),
-        );
+    let found = Sight::of(subject).filter(|sight| sight.visible < sight.ranks && !sight.is_its_own(subject));
+    let Some(Sight { node, ranks, visible: gpus @ 1.., shown }) = found else {
+        return;
+    };
+    let (are, those) = if gpus == 1 { ("GPU", "1") } else { ("GPUs", &*gpus.to_string()) };
+    findings.warn(
+        format!(
+            "{ranks} ranks on {node} see {gpus} {are} ({shown}): NCCL ends with 'Duplicate GPU detected' where two of its \
+             ranks take the same one, and a program that takes GPU LOCAL_RANK has none from LOCAL_RANK {those} on"
+        ),
+        format!("start with srun --ntasks-per-node={gpus}, or ask for {ranks} GPUs on each node"),
+    );
+}
+
+/// A step may be meant to have no GPU: one that asked Slurm for none, or whose
+/// list is empty, is at most warned of.
+fn no_gpu(subject: &Subject, findings: &mut Findings) {
+    let (Some(0), Some(node), Some(step)) = (visible(subject), subject.node, subject.step) else {
+        return;
+    };
+    if subject.shape == Some(Shape::Shell) {
+        return;
+    }
+    let (gpus, here) = (node.topology.gpus.len(), &step.node);
+    let hidden = subject.task.map_or(0, |task| task.gpus_hidden.len());
+    let why_hidden = if hidden == 0 {
+        String::new()
+    } else {
+        format!("; {hidden} of its {gpus} GPUs may not be opened, by its cgroup or the device files' modes")
+    };
+    match (subject.value(visible::LIST), gpus_of_the_step(subject)) {
+        // Nobody's mistake: "", -1 and Slurm's NoDevFiles.
+        (Some(list), None) if matches!(list.trim(), "" | "-1" | "NoDevFiles") => {}
+        (Some(list), given) => {
+            let given = given.map(|given| format!(", where its step has {given}")).unwrap_or_default();
+            findings.error(
+                format!(
+                    "{}={} shows the task no GPU of {here}, which has {gpus}{given}{why_hidden}",
+                    visible::LIST,
+                    printable(list)
+                ),
+                "unset it, or name GPUs that the task has: numbers below their count, each once, or UUIDs of nvidia-smi -L",
+            );
+        }
+        (None, Some(given)) => findings.error(
+            format!("the task can use no GPU of {here}, where its step has {given}{why_hidden}"),
+            format!("tell the cluster's admins what srun ls -l /dev/nvidia* prints on {here}"),
+        ),
+        // Ranks meet to train; a lone task may prepare data.
+        (None, None) if step.world_size > 1 || subject.shape != Some(Shape::Native) => findings.warn(
+            format!("the task can use no GPU of {here}{why_hidden}: Slurm gave the step none"),
+            "ask for them with --gpus-per-node=N; if it needs none, gpus-none=off says so",
+        ),
+        (None, None) => {}
     }
 }
 

@@ -1,6 +1,7 @@
 //! For each check of the command and the layout a step it must speak of and one
 //! it must not.
 
+use super::From;
 use super::node_examples::World;
 use crate::facts::Step;
 use crate::plan::{Severity, Shape, Warning};
@@ -14,6 +15,16 @@ fn laid_out(tasks: &str) -> World {
 /// One task on each node, whose GPUs are `visible`.
 fn alone(command: &str, visible: &str) -> World {
     laid_out("1").set("CUDA_VISIBLE_DEVICES", visible).command(command)
+}
+
+/// Ranks that see these GPUs of a step with `of` on the node.
+fn seen(list: &str, of: &str) -> World {
+    World::new(TWO).set("CUDA_VISIBLE_DEVICES", list).set("SLURM_GPUS_ON_NODE", of)
+}
+
+/// The only task of its step.
+fn lone(command: &str) -> World {
+    World::new("n1").with(|world| world.step = Step::described("n1", "1", 0, 44, 0).unwrap()).command(command)
 }
 
 fn connections(value: &str, command: &str) -> World {
@@ -53,6 +64,38 @@ pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
         ("gpus-fewer", true, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "0,1,2,3")),
         ("gpus-fewer", false, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")),
         ("gpus-fewer", false, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "0,1,2,3").with(|w| w.shape = Shape::Shell)),
+        ("gpus-per-task", true, seen("0", "8")),
+        ("gpus-per-task", true, seen("0,1", "8")),
+        ("gpus-per-task", false, seen("0,1,2,3,4,5,6,7", "8")),
+        // Two ranks on one GPU that both see, for MPS.
+        ("gpus-per-task", false, seen("0", "1")),
+        // isolate=env.
+        ("gpus-per-task", false, seen("0", "8").with(|world| world.values[0].from = From::Ours)),
+        // Hidden by a cgroup alone.
+        ("gpus-per-task", true, World::new(TWO).set("SLURM_GPUS_ON_NODE", "8").machine(8, 1)),
+        ("gpus-per-task", false, World::new(TWO).set("SLURM_GPUS_ON_NODE", "4").machine(8, 4)),
+        ("gpus-fewer", true, World::new(TWO).set("SLURM_GPUS_ON_NODE", "4").machine(8, 4)),
+        ("gpus-fewer", true, seen("0", "1")),
+        ("gpus-fewer", true, seen("0,1,2,3", "4").machine(8, 8)),
+        ("gpus-fewer", false, seen("0,1", "8")),
+        ("gpus-fewer", false, World::new(TWO).machine(8, 8)),
+        // Slurm's list, and a device file that is not there or not open.
+        ("gpus-none", true, seen("0", "8").machine(8, 0)),
+        ("gpus-none", true, World::new(TWO).set("SLURM_GPUS_ON_NODE", "8").machine(8, 0)),
+        ("gpus-none", true, World::new(TWO).machine(8, 0)),
+        ("gpus-none", true, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "8").machine(8, 8)),
+        ("gpus-none", true, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "0,0").machine(8, 8)),
+        ("gpus-none", true, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "all").machine(8, 8)),
+        // Asked for.
+        ("gpus-none", false, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "-1").machine(8, 8)),
+        ("gpus-none", false, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "").machine(8, 8)),
+        ("gpus-none", false, World::new(TWO).set("CUDA_VISIBLE_DEVICES", "NoDevFiles").machine(8, 0)),
+        ("gpus-none", false, World::new(TWO).machine(8, 8)),
+        ("gpus-none", false, World::new(TWO).machine(0, 0)),
+        // Where nothing is trained.
+        ("gpus-none", false, World::new(TWO).command("hostname").machine(8, 0)),
+        ("gpus-none", false, World::new(TWO).with(|world| world.shape = Shape::Shell).machine(8, 0)),
+        ("gpus-none", false, lone("python3 preprocess.py").machine(8, 0)),
         ("one-task-many-gpus", false, alone("python3 -c pass", "0,1,2,3")),
         ("deepspeed-five", true, agent("python train.py --deepspeed ds.json")),
         ("deepspeed-five", false, agent("python -m torch.distributed.run train.py --deepspeed ds.json")),
@@ -95,4 +138,50 @@ fn a_lone_program_is_told_how_many_gpus_stay_idle() {
     let found = alone("/usr/bin/python3.11 train.py", "0,1,2,3,4,5,6,7").found("one-task-many-gpus");
     assert!(found[0].message.contains("one rank on n1 sees 8 GPUs"), "{found:?}");
     assert!(found[0].cure.contains("--ntasks-per-node=8"), "{found:?}");
+}
+
+/// <https://github.com/NVIDIA/nccl/issues/1066>, and nccl-tests/issues/300 for
+/// the cure.
+#[test]
+fn hidden_gpus_are_told_with_the_way_out() {
+    let found = seen("3", "8").found("gpus-per-task");
+    assert_eq!(found[0].severity, Severity::Warning);
+    let message = &found[0].message;
+    for part in ["8 ranks on n1", "one GPU of the step's 8", "CUDA_VISIBLE_DEVICES=3", "invalid device ordinal"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    for part in ["--gpus-per-node=N --gpu-bind=none", "--tres-bind=gres/gpu:none", "PALINGENESIS_GPU_INDEX"] {
+        assert!(found[0].cure.contains(part), "{part}: {}", found[0].cure);
+    }
+    // Each has as many as there are ranks: its numbers are all there.
+    let two = seen("2,3", "4").with(|world| world.step = Step::described(TWO, "2", 0, 44, 0).unwrap());
+    let found = two.found("gpus-per-task");
+    assert!(found[0].message.contains("sees 2 GPUs of the step's 4"), "{found:?}");
+    assert!(!found[0].message.contains("ordinal"), "{found:?}");
+}
+
+/// <https://github.com/jax-ml/jax/issues/29669>: more tasks than GPUs may be
+/// meant; NCCL takes no GPU twice (NCCL, src/init.cc).
+#[test]
+fn more_ranks_than_gpus_are_started_with_a_warning() {
+    let found = seen("0,1,2,3", "4").machine(4, 4).found("gpus-fewer");
+    assert_eq!(found[0].severity, Severity::Warning);
+    let message = &found[0].message;
+    for part in ["8 ranks on n1 see 4 GPUs", "'Duplicate GPU detected'", "none from LOCAL_RANK 4 on"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+#[test]
+fn no_gpu_at_all_is_an_error_where_the_task_was_given_some() {
+    let severity = |world: World| world.found("gpus-none")[0].severity;
+    assert_eq!(severity(seen("0", "8").machine(8, 0)), Severity::Error);
+    assert_eq!(severity(World::new(TWO).set("SLURM_GPUS_ON_NODE", "8").machine(8, 0)), Severity::Error);
+    assert_eq!(severity(World::new(TWO).set("CUDA_VISIBLE_DEVICES", "9").machine(8, 8)), Severity::Error);
+    // Nobody asked for one.
+    assert_eq!(severity(World::new(TWO).machine(8, 0)), Severity::Warning);
+    let found = seen("0", "8").machine(8, 0).found("gpus-none");
+    let message = &found[0].message;
+    assert!(message.contains("no GPU of n1, which has 8, where its step has 8"), "{message}");
+    assert!(message.contains("8 of its 8 GPUs may not be opened"), "{message}");
 }

@@ -148,7 +148,6 @@ const fn elsewhere(id: &'static str, phase: Phase, severity: Severity, looks_for
 pub const UNDECIDED: &[(&str, &str)] = &[
     ("elastic-leak", "cured: TORCHELASTIC_* is taken out of every rank's environment, and ranks-stale names it"),
     ("master-loopback", "refused where MASTER_ADDR is settled, in srun or on the node, whatever checks= says"),
-    ("gpus-none", "a step without GPUs may be meant so, and a cgroup may hide them all: only CUDA in the rank tells"),
 ];
 
 /// Every check that looks by itself.

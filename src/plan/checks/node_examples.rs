@@ -5,6 +5,7 @@ use super::{From, Phase, Subject, Value, look};
 use crate::config::{Settings, Source};
 use crate::facts::rdma::{GidRow, LinkLayer};
 use crate::facts::{NetDevice, NodeFacts, RdmaPort, Step, TaskFacts};
+use crate::plan::binding::visible::tests::gpus;
 use crate::plan::{Severity, Shape, Warning};
 
 /// A task on a node.
@@ -49,6 +50,17 @@ impl World {
 
     pub(super) fn gpus(self, count: usize, model: &str) -> World {
         self.with(|world| world.node.gpu_models = vec![model.into(); count])
+    }
+
+    /// GPUs whose places are known, of which the task may open the first `open`.
+    pub(super) fn machine(self, count: u8, open: u8) -> World {
+        let addresses: Vec<String> = (0..count).map(|bus| format!("0000:{bus:02x}:00.0")).collect();
+        let list: Vec<_> = addresses.iter().map(|address| (address.as_str(), H100, "")).collect();
+        self.gpus(count.into(), H100).with(|world| {
+            world.node.topology.gpus = gpus(&list);
+            let hidden = world.node.topology.gpus.iter().skip(open.into());
+            world.task.gpus_hidden = hidden.map(|gpu| gpu.place.address).collect();
+        })
     }
 
     pub(super) fn command(self, command: &str) -> World {

@@ -2,8 +2,17 @@
 //! one needs no more than that.
 
 /// Checks of what a training needs of its node and layout.
-pub(super) const NEEDS_NOT: [&str; 8] =
-    ["memlock", "stack-unlimited", "nofile", "shm-size", "cpus", "uneven", "dist-not-block", "one-task-many-gpus"];
+pub(super) const NEEDS_NOT: [&str; 9] = [
+    "gpus-none",
+    "memlock",
+    "stack-unlimited",
+    "nofile",
+    "shm-size",
+    "cpus",
+    "uneven",
+    "dist-not-block",
+    "one-task-many-gpus",
+];
 
 /// Programs that train nothing themselves and start nothing else.
 const TOOLS: [&str; 40] = [
