@@ -70,6 +70,8 @@ impl Machine {
             port: 1,
             link: LinkLayer::InfiniBand,
             active: true,
+            link_up: true,
+            readable: true,
             gbps: Some(400),
             driver: Some("mlx5_core".into()),
         });
@@ -120,7 +122,10 @@ impl Machine {
 
     /// Sets the ports of a device active or down.
     pub fn link(&mut self, name: &str, active: bool) {
-        self.ports.iter_mut().filter(|port| port.device == name).for_each(|port| port.active = active);
+        self.ports
+            .iter_mut()
+            .filter(|port| port.device == name)
+            .for_each(|port| (port.active, port.link_up) = (active, active));
         let nic = self.topology.nics.iter_mut().find(|nic| nic.name == name).unwrap();
         nic.netdevs.iter_mut().for_each(|netdev| netdev.up = active);
     }
