@@ -368,9 +368,9 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     let mut offers = Offers::default();
     environment::offer(&mut offers, facts, &plan.step, wanted);
     fabric::offer(&mut offers, facts, settings);
-    binding::decide(&mut plan, &mut offers, facts, settings);
+    let share = binding::decide(&mut plan, &mut offers, facts, settings);
     let ranks_per_task = agent::offer(&mut offers, facts, &plan.step, settings, &marks);
-    threads::offer(&mut offers, facts, shape, ranks_per_task);
+    threads::offer(&mut offers, facts, shape, ranks_per_task, share);
     offer_site(&mut offers, facts, site_profile);
     caches::offer(&mut offers, facts, settings, &marks);
     precedence::settle(&mut plan, facts, &marks, &offers);

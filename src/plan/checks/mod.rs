@@ -129,6 +129,7 @@ const ELSEWHERE: &[Rule] = &[
         Severity::Warning,
         "your NCCL_IB_HCA that takes cards of storage or management too, which only their place tells apart",
     ),
+    elsewhere("cpus-far", Phase::Node, Severity::Warning, "ranks without CPUs beside their GPU"),
     elsewhere("site-force", Phase::Node, Severity::Warning, "your variable that gives way to one the site file forces"),
     elsewhere(
         "container-order",
