@@ -24,6 +24,9 @@ const MOST: usize = 128;
 /// for having them all beside its GPU.
 const ENOUGH: u32 = 8;
 
+/// More than any distance in firmware's table, which has a byte for each.
+const WORTH: u32 = 256;
+
 /// What a changed mask gives OpenMP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::plan) struct Share {
@@ -39,6 +42,10 @@ pub(in crate::plan) struct Share {
 pub(crate) struct Seat {
     pub mask: CpuSet,
     pub near: CpuSet,
+    /// The CPUs of NUMA nodes, with what one of them is worth: the more the nearer
+    /// the node is to the GPUs', below [`WORTH`]. Of masks with as many CPUs
+    /// beside the GPU the nearer one is the better.
+    pub around: Vec<(CpuSet, u32)>,
 }
 
 /// What a mask has become.
@@ -119,13 +126,18 @@ fn exchange(seats: &[Seat], places: &mut [Place]) {
         let members: Vec<usize> = (0..seats.len())
             .filter(|rank| places[*rank].how != How::Apart && seats[*rank].mask.len() == size)
             .collect();
+        // The most that what is around can count for all of them together; 2^29.
+        let around = i64::from(WORTH) * i64::from(size) * members.len() as i64;
         let worth = |rank: usize, mask: usize| {
-            let (rank, mask) = (members[rank], members[mask]);
-            let beside = i64::from(common(&seats[mask].mask, &seats[rank].near));
+            let (rank, mask) = (&seats[members[rank]], &seats[members[mask]].mask);
+            let nearness = |(cpus, each): &(CpuSet, u32)| i64::from(common(mask, cpus)) * i64::from(*each);
+            let near = i64::from(common(mask, &rank.near)) * around + rank.around.iter().map(nearness).sum::<i64>();
             // Ties go to the mask the rank has.
-            beside * (members.len() as i64 + 1) + i64::from(seats[mask].mask == seats[rank].mask)
+            near * (members.len() as i64 + 1) + i64::from(*mask == rank.mask)
         };
-        let chosen = assignment::best(members.len(), worth);
+        let worth: Vec<Vec<i64>> =
+            (0..members.len()).map(|rank| (0..members.len()).map(|mask| worth(rank, mask)).collect()).collect();
+        let chosen = assignment::best(members.len(), |rank, mask| worth[rank][mask]);
         for (place, mask) in chosen.into_iter().enumerate() {
             let (rank, from) = (members[place], members[mask]);
             if seats[from].mask != seats[rank].mask {
@@ -387,7 +399,24 @@ pub(super) fn decide(
 fn seat(topology: &Topology, peer: &Peer) -> Seat {
     let gpus: Vec<usize> = peer.gpus.iter().map(|gpu| usize::from(*gpu)).collect();
     let near = if gpus.is_empty() { CpuSet::EMPTY } else { beside(topology, &gpus).unwrap_or_default() };
-    Seat { mask: peer.mask.clone(), near }
+    let around = if near.is_empty() { Vec::new() } else { around(topology, &gpus) };
+    Seat { mask: peer.mask.clone(), near, around }
+}
+
+/// The NUMA nodes' CPUs by their distance from the GPUs'.
+fn around(topology: &Topology, gpus: &[usize]) -> Vec<(CpuSet, u32)> {
+    let own = |gpu: &usize| topology.gpus.get(*gpu)?.place.numa;
+    let own: Vec<u32> = gpus.iter().filter_map(own).collect();
+    let from = |id: u32| topology.nodes.iter().find(|node| node.id == id);
+    let distance = |to: u32| {
+        let of = |id: &u32| from(*id)?.distances.iter().find(|(node, _)| *node == to).map(|(_, distance)| *distance);
+        own.iter().filter_map(of).min()
+    };
+    let nodes = topology.nodes.iter().map(|node| {
+        let usable = node.cpus.without(&topology.isolated);
+        (usable, WORTH.saturating_sub(distance(node.id).unwrap_or(WORTH)).min(WORTH - 1))
+    });
+    nodes.collect()
 }
 
 /// The row's reason.
@@ -399,11 +428,14 @@ fn told(seat: &Seat, place: &Place, gpus: &str, near: &CpuSet) -> String {
         How::Kept => {
             format!("as Slurm set it: {has} of {of} are beside {gpus} ({near}), and no exchange in the node gives more")
         }
-        How::Exchanged(from) => format!(
-            "the mask of local rank {from}: {has} of {of} are beside {gpus}, and {} of {} were",
-            common(&seat.mask, near),
-            seat.mask
-        ),
+        How::Exchanged(from) => {
+            let had = common(&seat.mask, near);
+            format!(
+                "the mask of local rank {from}: {has} of {of} are beside {gpus}, and {had} of {} were{}",
+                seat.mask,
+                if had == has { ", which are farther away or another rank's now" } else { "" }
+            )
+        }
         How::Narrowed(all) => match place.ranks {
             1 => format!("those of {all} that are beside {gpus}"),
             ranks => format!("those of {all} that are beside {gpus}; {ranks} ranks share them"),
@@ -415,23 +447,24 @@ fn told(seat: &Seat, place: &Place, gpus: &str, near: &CpuSet) -> String {
     }
 }
 
-/// One line for all ranks of the node: rank 0 alone speaks.
+/// One line for all ranks of the node: rank 0 alone speaks. Where the step has
+/// CPUs beside the GPU, and other ranks need them, the row says so and no more:
+/// DGX A100 has two GPUs on every other NUMA node.
 fn warn_of_far_ranks(plan: &mut Plan, facts: &Facts, peers: &[Peer], seats: &[Seat], places: &[Place]) {
+    let step = seats.iter().fold(CpuSet::EMPTY, |all, seat| all.or(&seat.mask));
     let far = |rank: &usize| match places[*rank].how {
         How::Apart => false,
         How::TooFew(_) => true,
-        _ => common(&places[*rank].mask, &seats[*rank].near) == 0,
+        _ => !step.meets(&seats[*rank].near),
     };
     let far: Vec<usize> = (0..places.len()).filter(far).collect();
     let Some((first, others)) = far.split_first() else {
         return;
     };
     let (near, mask) = (&seats[*first].near, &places[*first].mask);
-    let step = seats.iter().fold(CpuSet::EMPTY, |all, seat| all.or(&seat.mask));
-    let there = match (&places[*first].how, common(&step, near)) {
-        (How::TooFew(need), _) => format!("fewer than the {need} that are needed, so that its mask stays"),
-        (_, 0) => "the step has none there".into(),
-        (_, number) => format!("the step's {number} there are other ranks'"),
+    let there = match &places[*first].how {
+        How::TooFew(need) => format!("fewer than the {need} that are needed, so that its mask stays"),
+        _ => "the step has none there".into(),
     };
     let gpus: Vec<usize> = peers[*first].gpus.iter().map(|gpu| usize::from(*gpu)).collect();
     let more = match others {

@@ -18,7 +18,20 @@ fn dgx_a100() -> Machine {
     let nodes: Vec<(u32, String)> =
         (0..8).map(|id| (id, format!("{}-{},{}-{}", id * 16, id * 16 + 15, 128 + id * 16, 143 + id * 16))).collect();
     let nodes: Vec<(u32, &str)> = nodes.iter().map(|(id, cpus)| (*id, cpus.as_str())).collect();
-    Machine::new(&nodes).gpus(&[3, 3, 1, 1, 7, 7, 5, 5])
+    let far = |from: u32, to: u32| {
+        if from == to {
+            10
+        } else if from / 4 == to / 4 {
+            12
+        } else {
+            32
+        }
+    };
+    Machine::new(&nodes).gpus(&[3, 3, 1, 1, 7, 7, 5, 5]).with(|topology| {
+        for node in &mut topology.nodes {
+            node.distances = (0..8).map(|to| (to, far(node.id, to))).collect();
+        }
+    })
 }
 
 /// All ranks' masks as each of them works them out by itself.
@@ -144,11 +157,20 @@ fn numa_numbers_are_labels_on_dgx_a100() {
         assert_eq!(right, 1, "{changed:?}");
     }
     assert_eq!(masks(&machine, &["0-255"; 8])[0], set("48-63,176-191"));
-    // The other four ranks are told of.
-    let plan = machine.rank(0, &given).bound();
-    let warning = plan.warnings.iter().find(|warning| warning.id == "cpus-far").unwrap();
-    assert!(warning.message.contains("0 of its 32 CPUs"), "{}", warning.message);
-    assert!(warning.message.contains("the step's 32 there are other ranks'"), "{}", warning.message);
+    // The other four have their GPU's socket at least, and nothing can be done for them.
+    for (rank, mask) in changed.iter().enumerate() {
+        let socket = if rank < 4 { "0-63,128-191" } else { "64-127,192-255" };
+        assert!(mask.is_within(&set(socket)), "rank {rank}: {mask}");
+        assert_eq!(machine.rank(rank as u32, &given).bound().warnings, []);
+    }
+    // Dealt out to the sockets in turns, as Slurm does.
+    let turns: Vec<&str> = [0, 4, 1, 5, 2, 6, 3, 7].map(|node| given[node]).to_vec();
+    let changed = masks(&machine, &turns);
+    for (rank, mask) in changed.iter().enumerate() {
+        let socket = if rank < 4 { "0-63,128-191" } else { "64-127,192-255" };
+        assert!(mask.is_within(&set(socket)), "rank {rank}: {mask}");
+    }
+    assert_eq!((0..8).filter(|rank| changed[*rank] == beside(*rank)).count(), 4, "{changed:?}");
 }
 
 #[test]
@@ -333,6 +355,7 @@ fn seats(machine: &Machine, masks: &[&str]) -> Vec<Seat> {
     let seat = |(rank, mask): (usize, &&str)| Seat {
         mask: set(mask),
         near: super::cpus::beside(&machine.0, &[rank]).unwrap_or_default(),
+        ..Seat::default()
     };
     masks.iter().enumerate().map(seat).collect()
 }
@@ -400,7 +423,7 @@ fn random_seats(chance: &mut Chance, even: bool) -> Vec<Seat> {
             let mask: CpuSet = next.by_ref().take(size).map(|cpu| cpu as u32).collect();
             let gpu = chance.below(nodes + 1);
             let near = (0..total).filter(|cpu| numa[*cpu] == gpu).map(|cpu| cpu as u32).collect();
-            Seat { mask, near }
+            Seat { mask, near, ..Seat::default() }
         })
         .collect()
 }
@@ -460,7 +483,7 @@ fn a_shared_mask_is_never_left_nor_emptied() {
             .map(|_| {
                 let gpu = chance.below(nodes as usize + 1) as u32;
                 let near = (0..total).filter(|cpu| numa[core(*cpu) as usize] == gpu).collect();
-                Seat { mask: mask.clone(), near }
+                Seat { mask: mask.clone(), near, ..Seat::default() }
             })
             .collect();
         let exclusive = chance.below(2) == 0;
@@ -517,6 +540,7 @@ fn many_ranks_take_no_time() {
         .map(|rank| Seat {
             mask: order[rank * 4..rank * 4 + 4].iter().map(|cpu| *cpu as u32).collect(),
             near: half[rank / 64].clone(),
+            around: half.iter().cloned().zip([246, 224]).collect(),
         })
         .collect();
     let start = std::time::Instant::now();

@@ -16,6 +16,8 @@ pub mod distance;
 #[cfg(test)]
 pub(crate) mod machine;
 pub mod memory;
+#[cfg(test)]
+mod memory_tests;
 pub mod nics;
 #[cfg(test)]
 mod nics_tests;
@@ -54,7 +56,7 @@ pub struct Binding {
 pub struct Decision {
     /// gpu, cpus, memory, nic.
     pub what: &'static str,
-    /// What it is now; `None`: left alone.
+    /// What it is now; `None`: not known, or left alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
     /// Why, in one line.
