@@ -862,7 +862,8 @@ mod tests {
     }
 
     /// https://github.com/sehoffmann/dmlcloud/issues/39: "1(x2)" was read as
-    /// a single number.
+    /// a single number; https://github.com/grondo/slurm-spank-plugins/issues/1:
+    /// so was SLURM_JOB_CPUS_PER_NODE, the last three, which is written alike.
     #[test]
     fn a_repeat_stands_for_that_many_nodes() {
         for (text, expected) in [
@@ -872,6 +873,9 @@ mod tests {
             ("4", vec![4]),
             (" 4\n", vec![4]),
             ("0,1", vec![0, 1]),
+            ("4(x2)", vec![4, 4]),
+            ("8,4", vec![8, 4]),
+            ("72(x2),36", vec![72, 72, 36]),
         ] {
             let tasks = TasksPerNode::parse(text).unwrap();
             assert_eq!(tasks.iter().collect::<Vec<_>>(), expected, "{text:?}");

@@ -54,6 +54,8 @@ pub struct TaskFacts {
     pub cores: Vec<CpuSet>,
     /// The node's ranks, as they met before the start.
     pub peers: Peers,
+    /// Who bound it already.
+    pub bound_by_user: UserBound,
     /// What could not be read, in words.
     pub unknown: Vec<String>,
 }
@@ -65,6 +67,16 @@ pub struct MemoryFacts {
     pub allowed: Option<CpuSet>,
     /// Whether it has a memory policy already (srun --mem-bind, numactl).
     pub has_policy: Option<bool>,
+}
+
+/// What the user chose of the task's CPUs and memory: then it stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UserBound {
+    /// The option's text, `--cpu-bind=map_cpu:0,1`, or the variable with where it
+    /// comes from, `SLURM_CPU_BIND=none (exported)`; `None`: Slurm chose.
+    pub cpu: Option<String>,
+    /// The same of `--mem-bind` and SLURM_MEM_BIND.
+    pub mem: Option<String>,
 }
 
 /// The ranks of a node, as far as they came to the start.

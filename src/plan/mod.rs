@@ -27,7 +27,7 @@ use thiserror::Error;
 use crate::config::Settings;
 use crate::config::site::{SiteProfile, SiteVariable, SiteView};
 use crate::facts::network::{Interface, Resolution};
-use crate::facts::task::{Container, MemoryFacts, Peers};
+use crate::facts::task::{Container, MemoryFacts, Peers, UserBound};
 use crate::facts::{CpuSet, Environment, NodeFacts, Rank0, Step, TaskFacts, Topology};
 
 pub use binding::Binding;
@@ -97,6 +97,7 @@ static UNKNOWN_TASK: TaskFacts = TaskFacts {
     gpus_hidden: Vec::new(),
     cores: Vec::new(),
     peers: Peers::NotAsked,
+    bound_by_user: UserBound { cpu: None, mem: None },
     unknown: Vec::new(),
 };
 static UNKNOWN_RANK0: Rank0 = Rank0 { host: None, address: None };
@@ -367,9 +368,9 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     let mut offers = Offers::default();
     environment::offer(&mut offers, facts, &plan.step, wanted);
     fabric::offer(&mut offers, facts, settings);
-    binding::decide(&mut plan, &mut offers, facts, settings);
+    let share = binding::decide(&mut plan, &mut offers, facts, settings);
     let ranks_per_task = agent::offer(&mut offers, facts, &plan.step, settings, &marks);
-    threads::offer(&mut offers, facts, shape, ranks_per_task);
+    threads::offer(&mut offers, facts, shape, ranks_per_task, share);
     offer_site(&mut offers, facts, site_profile);
     caches::offer(&mut offers, facts, settings, &marks);
     precedence::settle(&mut plan, facts, &marks, &offers);

@@ -278,6 +278,7 @@ fn an_srun_in_a_step_takes_the_site_s_and_the_profile_s_values_anew() {
     assert_eq!(plan.value("NCCL_DEBUG"), Some("WARN"));
 }
 
+/// <https://github.com/pytorch/pytorch/issues/64864>
 #[test]
 fn threads_are_the_rank_s_share_of_the_cpus() {
     let threads = |mask: u32, on_node: Option<&str>, users: Option<&str>| {
@@ -293,6 +294,7 @@ fn threads_are_the_rank_s_share_of_the_cpus() {
     // Bound: the mask. Unbound: each has all 64, and an eighth is its share.
     assert_eq!(threads(8, Some("64"), None).as_deref(), Some("8"));
     assert_eq!(threads(64, Some("64"), None).as_deref(), Some("8"));
+    assert_eq!(threads(2, Some("64"), None).as_deref(), Some("2"));
     assert_eq!(threads(4, None, None).as_deref(), Some("4"));
     assert_eq!(threads(1, Some("4"), None).as_deref(), Some("1"));
     assert_eq!(threads(8, Some("64"), Some("3")), None);

@@ -1,12 +1,15 @@
 //! OMP_NUM_THREADS. Unset, each rank's OpenMP starts a thread for every CPU of
 //! its mask, which without CPU binding are those of all ranks of the node.
 
+use super::binding::cpus::Share;
 use super::precedence::Offers;
 use super::{Facts, Shape};
 
-pub(super) fn offer(offers: &mut Offers, facts: &Facts, shape: Shape, ranks_per_task: u32) {
+pub(super) fn offer(offers: &mut Offers, facts: &Facts, shape: Shape, ranks_per_task: u32, bound: Option<Share>) {
     let name = "OMP_NUM_THREADS";
-    let Some(mask) = facts.task.cpus.filter(|cpus| *cpus > 0) else {
+    // The mask that the rank will have, not the one it came with.
+    let mask = bound.map(|share| share.cpus).or(facts.task.cpus);
+    let Some(mask) = mask.filter(|cpus| *cpus > 0) else {
         return;
     };
     if shape == Shape::Shell {
@@ -17,7 +20,8 @@ pub(super) fn offer(offers: &mut Offers, facts: &Facts, shape: Shape, ranks_per_
     let ranks = facts.step.local_world_size.max(1).saturating_mul(ranks_per_task.max(1));
     let on_node = facts.environment.get("SLURM_CPUS_ON_NODE").and_then(|cpus| cpus.parse::<u32>().ok());
     let share = on_node.map_or(u32::MAX, |cpus| cpus / ranks).max(1);
-    let own = (mask / ranks_per_task.max(1)).max(1);
+    let sharing = bound.map_or(1, |share| share.ranks.max(1));
+    let own = (mask / ranks_per_task.max(1) / sharing).max(1);
     let threads = own.min(share);
     let cpus = |number: u32| format!("{number} CPU{}", if number == 1 { "" } else { "s" });
     let why = match on_node.filter(|_| own > share) {

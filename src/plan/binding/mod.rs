@@ -8,15 +8,22 @@
 //! (<https://github.com/NVIDIA/nccl/issues/1478>). The rank's part is its CPUs,
 //! its memory and UCX's card.
 
+mod assignment;
 pub mod cpus;
+#[cfg(test)]
+mod cpus_tests;
 pub mod distance;
 #[cfg(test)]
 pub(crate) mod machine;
 pub mod memory;
+#[cfg(test)]
+mod memory_tests;
 pub mod nics;
 #[cfg(test)]
 mod nics_tests;
 pub mod ranks;
+#[cfg(test)]
+pub(crate) mod sockets;
 pub mod visible;
 
 use serde::Serialize;
@@ -49,7 +56,7 @@ pub struct Binding {
 pub struct Decision {
     /// gpu, cpus, memory, nic.
     pub what: &'static str,
-    /// What it is now; `None`: left alone.
+    /// What it is now; `None`: not known, or left alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
     /// Why, in one line.
@@ -70,18 +77,19 @@ pub fn own(facts: &Facts, settings: &Settings) -> Peer {
 }
 
 /// Decides the rank's binding and offers the variables that follow from it and
-/// from the node.
-pub(super) fn decide(plan: &mut Plan, offers: &mut Offers, facts: &Facts, settings: &Settings) {
+/// from the node. Gives back what a changed mask leaves the rank.
+pub(super) fn decide(plan: &mut Plan, offers: &mut Offers, facts: &Facts, settings: &Settings) -> Option<cpus::Share> {
     let topology = &facts.node.topology;
     if topology.gpus.is_empty() || plan.step.shape == Shape::Shell {
-        return;
+        return None;
     }
     let nics = nics::choose(&nics::View::of(facts, settings));
     let mut share = ranks::share(facts, settings, plan.step.shape);
     ranks::decide(plan, offers, facts, settings, &mut share);
     let gpus = ranks::bound(&share);
     nics::decide(plan, offers, facts, settings, &nics, &gpus);
-    cpus::decide(&mut plan.binding, facts, settings, &gpus);
-    memory::decide(&mut plan.binding, facts, settings);
+    let bound = cpus::decide(plan, facts, settings, &gpus);
+    memory::decide(plan, facts, settings, &gpus);
     ranks::tell(plan, facts, &nics, &share);
+    bound
 }

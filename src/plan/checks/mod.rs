@@ -129,6 +129,7 @@ const ELSEWHERE: &[Rule] = &[
         Severity::Warning,
         "your NCCL_IB_HCA that takes cards of storage or management too, which only their place tells apart",
     ),
+    elsewhere("cpus-far", Phase::Node, Severity::Warning, "ranks without CPUs beside their GPU"),
     elsewhere("site-force", Phase::Node, Severity::Warning, "your variable that gives way to one the site file forces"),
     elsewhere(
         "container-order",
@@ -368,6 +369,9 @@ pub fn judge(found: Vec<Warning>, settings: &Settings) -> Vec<Warning> {
 /// Runs every check on a rank's plan and adds what they find.
 pub(super) fn decide(plan: &mut Plan, subject: &Subject) {
     let found = look(subject, &[Phase::Environment, Phase::Launch, Phase::Node]);
+    if tools::is_one(subject.command) {
+        plan.warnings.retain(|warning| !tools::NEEDS_NOT.contains(&warning.id));
+    }
     plan.warnings.extend(found);
     plan.warnings = judge(std::mem::take(&mut plan.warnings), subject.settings);
 }

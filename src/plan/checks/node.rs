@@ -33,6 +33,8 @@ pub(super) const RULES: &[Rule] = &[
     node("nofile", Severity::Warning, "too few open files for many ranks", open_files),
     node("shm-size", Severity::Warning, "a /dev/shm too small for the node's ranks", shm_size),
     node("cpus", Severity::Warning, "a GPU's rank with one CPU", cpus),
+    node("cpus-asked", Severity::Warning, "fewer CPUs than the job asked for each task", cpus_asked),
+    node("cpu-bind-stale", Severity::Warning, "SLURM_CPU_BIND of the step that this one was started from", bind_stale),
     node("mnnvl-no-imex", Severity::Error, "NCCL_MNNVL_ENABLE=1 where multi-node NVLink cannot work", mnnvl),
     node("nvls-forced-off", Severity::Warning, "NCCL_NVLS_ENABLE against what the GPUs have", nvls),
 ];
@@ -674,7 +676,7 @@ fn cpus(subject: &Subject, findings: &mut Findings) {
         Some(Shape::Agent) => (ranks_here(subject), format!("its {} ranks", ranks_here(subject))),
         _ => return,
     };
-    if u64::from(cpus) <= ranks {
+    if u64::from(cpus) <= ranks && asked_for(subject).is_none() && inherited(subject).is_none() {
         findings.warn(
             format!(
                 "the task has {cpus} CPU{} for {who} on {}: its own code, the data loader and NCCL's threads wait for each other",
@@ -682,6 +684,63 @@ fn cpus(subject: &Subject, findings: &mut Findings) {
                 here(subject)
             ),
             "give srun --cpus-per-task=N (Slurm 22.05 to 23.02 does not take over sbatch's), or --cpu-bind=none",
+        );
+    }
+}
+
+/// The CPUs of the mask and those that the job asked for, where it has fewer by
+/// nobody's wish.
+fn asked_for(subject: &Subject) -> Option<(u32, u32)> {
+    let task = subject.task.filter(|task| task.bound_by_user.cpu.is_none())?;
+    let has = task.cpus.filter(|_| subject.shape != Some(Shape::Shell))?;
+    let asked = subject.value("SLURM_CPUS_PER_TASK")?.parse().ok()?;
+    (has < asked).then_some((has, asked))
+}
+
+/// <https://github.com/snakemake/snakemake-executor-plugin-slurm/issues/41>
+fn cpus_asked(subject: &Subject, findings: &mut Findings) {
+    if let Some((has, asked)) = asked_for(subject) {
+        findings.warn(
+            format!(
+                "the step's tasks have {has} CPU{} on {}, the job asked for {asked} (SLURM_CPUS_PER_TASK): srun of Slurm 22.05 to \
+                 23.02 does not take that over, and each task's workers wait for each other",
+                if has == 1 { "" } else { "s" },
+                here(subject)
+            ),
+            format!("use srun -c {asked}, or export SRUN_CPUS_PER_TASK={asked} in the batch script"),
+        );
+    }
+}
+
+/// SLURM_CPU_BIND as srun itself writes it for the tasks of a step, with their
+/// masks, where it decided this step's: it came along from another step's task.
+fn inherited<'a>(subject: &Subject<'a>) -> Option<(&'a str, u32)> {
+    let task = subject.task?;
+    let text = task.bound_by_user.cpu.as_deref()?;
+    let bind = text.strip_prefix("SLURM_CPU_BIND=")?;
+    let (how, masks) = bind.split_whitespace().next()?.split_once("mask_cpu:")?;
+    if !how.split(',').any(|word| matches!(word, "quiet" | "verbose")) {
+        return None;
+    }
+    let has = task.cpus.filter(|_| subject.shape != Some(Shape::Shell))?;
+    let asked = subject.value("SLURM_CPUS_PER_TASK").and_then(|cpus| cpus.parse::<u32>().ok());
+    let tasks = subject.step.map_or(1, |step| step.local_world_size) as usize;
+    // As many CPUs as asked for, and a mask for each task, do no harm.
+    (asked.is_some_and(|asked| has < asked) || masks.split(',').count() < tasks).then_some((text, has))
+}
+
+/// <https://github.com/nebius/soperator/pull/2316>
+fn bind_stale(subject: &Subject, findings: &mut Findings) {
+    if let Some((text, has)) = inherited(subject) {
+        findings.warn(
+            format!(
+                "{} binds the task to {has} CPU{} on {}: it is what srun set for another step, in which this job or step was \
+                 submitted, and counts like --cpu-bind",
+                printable(text),
+                if has == 1 { "" } else { "s" },
+                here(subject)
+            ),
+            "`unset ${!SLURM_CPU_BIND*}` in front of sbatch or srun",
         );
     }
 }

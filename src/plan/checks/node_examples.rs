@@ -211,6 +211,15 @@ pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
         ("cpus", false, two().gpus(8, H100).with(|world| world.task.cpus = Some(8))),
         ("cpus", false, two().with(|world| world.task.cpus = Some(1))),
         ("cpus", false, set("CUDA_VISIBLE_DEVICES", "").gpus(8, H100).with(|world| world.task.cpus = Some(1))),
+        ("cpus-asked", true, set("SLURM_CPUS_PER_TASK", "4").with(|world| world.task.cpus = Some(1))),
+        ("cpus-asked", false, set("SLURM_CPUS_PER_TASK", "4").with(|world| world.task.cpus = Some(4))),
+        ("cpus-asked", false, two().with(|world| world.task.cpus = Some(1))),
+        ("cpus-asked", false, bound("--cpu-bind=map_cpu:0", 1).set("SLURM_CPUS_PER_TASK", "4")),
+        ("cpu-bind-stale", true, bound("SLURM_CPU_BIND=quiet,mask_cpu:0x1", 1).set("SLURM_CPUS_PER_TASK", "10")),
+        ("cpu-bind-stale", true, bound("SLURM_CPU_BIND=quiet,mask_cpu:0x1 (exported)", 1)),
+        ("cpu-bind-stale", false, bound("SLURM_CPU_BIND=cores", 1).set("SLURM_CPUS_PER_TASK", "10")),
+        ("cpu-bind-stale", false, bound("--cpu-bind=quiet,mask_cpu:0x1", 1)),
+        ("cpu-bind-stale", false, bound("SLURM_CPU_BIND=quiet,mask_cpu:0x1,0x2,0x4,0x8,0x10,0x20,0x40,0x80", 1)),
         ("mnnvl-no-imex", true, nvl72(set("NCCL_MNNVL_ENABLE", "1"), false)),
         ("mnnvl-no-imex", true, set("NCCL_MNNVL_ENABLE", "1").set("NCCL_CUMEM_ENABLE", "0")),
         ("mnnvl-no-imex", false, nvl72(set("NCCL_MNNVL_ENABLE", "1"), true)),
@@ -230,6 +239,14 @@ fn more_ports(world: &mut World) {
 
 fn second_port(world: &mut World) -> &mut RdmaPort {
     &mut world.node.rdma.as_mut().unwrap()[1]
+}
+
+/// Tasks with so many CPUs each, as the user chose them.
+fn bound(by: &str, cpus: u32) -> World {
+    World::new(TWO).with(|world| {
+        world.task.cpus = Some(cpus);
+        world.task.bound_by_user.cpu = Some(by.into());
+    })
 }
 
 fn tcp_only(world: &mut World) -> &mut TaskFacts {
@@ -431,6 +448,33 @@ fn a_step_that_trains_nothing_is_silent_on_any_node() {
         assert_eq!(poor.all(), [], "{command}");
         assert_ne!(poor.command("python3 train.py").all(), []);
     }
+}
+
+/// <https://github.com/snakemake/snakemake-executor-plugin-slurm/issues/41>
+#[test]
+fn cpus_that_the_job_asked_for_and_the_step_did_not_get_are_told_once() {
+    let few = || set("SLURM_CPUS_PER_TASK", "4").gpus(8, H100).with(|world| world.task.cpus = Some(1));
+    says(
+        &few(),
+        "cpus-asked",
+        Severity::Warning,
+        &["the step's tasks have 1 CPU on n1, the job asked for 4 (SLURM_CPUS_PER_TASK)", "use srun -c 4"],
+    );
+    assert_eq!(few().found("cpus"), []);
+    assert_eq!(few().command("nproc").all(), []);
+}
+
+/// <https://github.com/nebius/soperator/pull/2316>
+#[test]
+fn the_cpu_bind_of_another_step_is_named_with_how_to_be_rid_of_it() {
+    let inherited = || bound("SLURM_CPU_BIND=quiet,mask_cpu:0x1", 1).set("SLURM_CPUS_PER_TASK", "10").gpus(8, H100);
+    says(
+        &inherited(),
+        "cpu-bind-stale",
+        Severity::Warning,
+        &["SLURM_CPU_BIND=quiet,mask_cpu:0x1 binds the task to 1 CPU on n1", "unset ${!SLURM_CPU_BIND*}"],
+    );
+    assert_eq!((inherited().found("cpus"), inherited().found("cpus-asked")), (vec![], vec![]));
 }
 
 #[test]

@@ -2,13 +2,16 @@
 //! one needs no more than that.
 
 /// Checks of what a training needs of its node and layout.
-pub(super) const NEEDS_NOT: [&str; 9] = [
+pub(super) const NEEDS_NOT: [&str; 12] = [
     "gpus-none",
     "memlock",
     "stack-unlimited",
     "nofile",
     "shm-size",
     "cpus",
+    "cpus-asked",
+    "cpu-bind-stale",
+    "cpus-far",
     "uneven",
     "dist-not-block",
     "one-task-many-gpus",
