@@ -993,7 +993,7 @@ fn left_out(view: &View, nics: &NodeNics) -> String {
 
 /// A card that is down, or slow, of a GPU that this task may use.
 fn tell_faults(plan: &mut Plan, facts: &Facts, settings: &Settings, nics: &NodeNics) {
-    let seen = visible::visible(facts).ok();
+    let seen = visible::visible(facts, settings).ok();
     for ((gpu, down), text) in nics.faults.iter().zip(&nics.fallbacks) {
         if seen.as_ref().is_some_and(|seen| !seen.contains(gpu)) {
             continue;
