@@ -103,7 +103,7 @@ fn ranks(sandbox: &Sandbox, options: &str, rows: &[[&str; 3]], checks: &[&str]) 
             assert!(index.parse::<usize>().unwrap() < seen, "{options}: index {index} of {seen}");
         }
     }
-    for id in ["gpus-per-task", "gpus-fewer", "gpus-none"] {
+    for id in ["gpus-per-task", "gpus-fewer", "gpus-none", "gpus-foreign"] {
         assert_eq!(of(&run, id).len(), usize::from(checks.contains(&id)), "{options}: {id}: {:#?}", run.said);
     }
     run
@@ -144,6 +144,9 @@ fn each_way_to_give_gpus_to_tasks_has_its_right_index() {
     ranks(&sandbox, "-n4 --gres=gpu:4", &all, &[]);
     let halves = [["0,1,2,3", "0,1", "0000:07:00.0,0000:0b:00.0"], ["0,1,2,3", "2,3", "0000:8a:00.0,0000:91:00.0"]];
     ranks(&sandbox, "-n2 --gres=gpu:4", &halves, &[]);
+
+    // This Slurm then shows the whole node, and does not say which two are the step's.
+    ranks(&sandbox, "-n2 --gres=gpu:2 --gpu-bind=none", &[["-", "-", "-"]; 2], &["gpus-foreign"]);
 
     // What srun shows is the same.
     let said = sandbox.run("srun --palingenesis=show -n2 --gres=gpu:4 --gpu-bind=map_gpu:3,1 true").ok();

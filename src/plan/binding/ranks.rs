@@ -125,7 +125,7 @@ fn isolates(facts: &Facts, settings: &Settings, visible: &[usize]) -> Result<(),
         return Err(None);
     }
     if visible::list(facts).is_some_and(|list| !is_slurms(facts, list)) {
-        return Err(Some(format!("{} is yours, kept", visible::LIST)));
+        return Err(Some(format!("{} is not Slurm's (SLURM_STEP_GPUS does not fit), kept", visible::LIST)));
     }
     let uuid = |gpu: &usize| facts.node.topology.gpus.get(*gpu).and_then(|gpu| gpu.uuid.as_ref());
     match visible.iter().find(|gpu| uuid(gpu).is_none()) {
@@ -210,7 +210,8 @@ fn isolate(plan: &mut Plan, offers: &mut Offers, facts: &Facts, settings: &Setti
     let instead = visible::list(facts).filter(|list| *list != uuids);
     let instead = instead.map(|list| format!(", of Slurm's {}", crate::config::printable(list))).unwrap_or_default();
     let why = format!("isolate=env: the rank's own GPU{instead}; LOCAL_RANK is no index into it");
-    plan.set(visible::LIST, uuids, Origin::Option, why);
+    let origin = if settings.is_of_site("isolate") { Origin::Site } else { Origin::Option };
+    plan.set(visible::LIST, uuids, origin, why);
     share.place = 0..share.gpus.len();
     share.visible = share.gpus.len();
     if share.rule != Sharing::All {
@@ -381,10 +382,10 @@ mod tests {
             notes.map(|note| note.why.clone()).collect::<Vec<_>>().join("; ")
         };
         let own = [("CUDA_VISIBLE_DEVICES", "3,2,1,0")];
-        assert!(left(world(4, 1, &own), "isolate=env").contains("is yours"));
+        assert!(left(world(4, 1, &own), "isolate=env").contains("is not Slurm's"));
         // Flags=no_gpu_env: Slurm names GPUs, and leaves the list to the user.
         let both = [("CUDA_VISIBLE_DEVICES", "3,2,1,0"), ("SLURM_STEP_GPUS", "0,1")];
-        assert!(left(world(4, 1, &both), "isolate=env").contains("is yours"));
+        assert!(left(world(4, 1, &both), "isolate=env").contains("is not Slurm's"));
         let mut unknown = world(4, 1, &slurm("0,1,2,3", "4"));
         unknown.node.topology.gpus[2].uuid = None;
         assert!(left(unknown, "isolate=env").contains("does not tell the UUID of 0000:48:00.0"));

@@ -1,6 +1,6 @@
 //! Checks of the command and the layout of its step.
 
-use super::{Findings, Phase, Rule, Subject};
+use super::{Findings, From, Phase, Rule, Subject, Value};
 use crate::config::{Profile, printable};
 use crate::plan::binding::visible;
 use crate::plan::environment::{has_any, is_blackwell};
@@ -37,6 +37,13 @@ pub(super) const RULES: &[Rule] = &[
         Severity::Error,
         "a task that can use no GPU where it was given some; a warning where it asked for none",
         no_gpu,
+    ),
+    Rule::new(
+        "gpus-foreign",
+        Phase::Node,
+        Severity::Warning,
+        "a task that sees more of the node's GPUs than its step has",
+        gpus_of_others,
     ),
     Rule::new(
         "deepspeed-five",
@@ -145,8 +152,8 @@ impl Sight<'_> {
     fn of<'a>(subject: &Subject<'a>) -> Option<Sight<'a>> {
         let step = subject.step.filter(|step| tasks_are_ranks(subject) && step.local_world_size > 1)?;
         let shown = match (subject.value(visible::LIST), visible(subject)) {
-            // isolate=env, which was asked for.
-            (Some(_), _) if subject.given(visible::LIST).is_none() => return None,
+            // isolate=env, which was asked for. No other value of it is ours or the site file's.
+            (Some(_), _) if is_isolated(subject) => return None,
             (Some(list), _) => format!("{}={}", visible::LIST, printable(list)),
             (None, Some(_)) => format!("{} is not set", visible::LIST),
             (None, None) => return None,
@@ -162,6 +169,11 @@ impl Sight<'_> {
             None => self.visible == 1 && gpus_of_the_node(subject) != Some(1),
         }
     }
+}
+
+fn is_isolated(subject: &Subject) -> bool {
+    let of_somebody = |value: &Value| !matches!(value.from, From::Ours | From::Site(_));
+    subject.values.iter().any(|value| value.name == visible::LIST && !of_somebody(value))
 }
 
 fn gpus_of_the_node(subject: &Subject) -> Option<usize> {
@@ -189,7 +201,7 @@ fn hidden_from_each_other(subject: &Subject, findings: &mut Findings) {
     };
     findings.warn(
         format!("each of the {ranks} ranks on {node} sees {gpus} ({shown}): {fails} may not find the way from GPU to GPU"),
-        "give srun --gpus-per-node=N --gpu-bind=none instead of --gpus-per-task, or where srun knows it \
+        "give sbatch or srun --gpus-per-node=N --gpu-bind=none instead of --gpus-per-task, or where srun knows it \
          --tres-bind=gres/gpu:none, so that each rank sees all GPUs; PALINGENESIS_GPU_INDEX tells a rank its GPU's number",
     );
 }
@@ -252,6 +264,31 @@ fn no_gpu(subject: &Subject, findings: &mut Findings) {
         ),
         (None, None) => {}
     }
+}
+
+/// Slurm 22.05 removes the list with `--gpu-bind=none`; without device cgroups the
+/// task then sees the whole node, and counts from GPU 0 (measured; 24.11 and 26.05
+/// keep the list).
+fn gpus_of_others(subject: &Subject, findings: &mut Findings) {
+    let (Some(visible), Some(given), Some(step)) = (visible(subject), gpus_of_the_step(subject), subject.step) else {
+        return;
+    };
+    if visible <= given {
+        return;
+    }
+    let shown = match subject.value(visible::LIST) {
+        Some(list) => format!("{}={}", visible::LIST, printable(list)),
+        None => format!("{} is not set", visible::LIST),
+    };
+    findings.warn(
+        format!(
+            "the task sees {visible} GPUs of {}, and its step has {given} of them ({shown}): a program that counts them from 0 \
+             may take another job's",
+            step.node
+        ),
+        "give srun --gpus-per-node=N without --gpu-bind=none, with which this Slurm names no GPUs; device cgroups (ConstrainDevices in cgroup.conf) \
+         would hide the others'",
+    );
 }
 
 fn program(command: &[String]) -> &str {

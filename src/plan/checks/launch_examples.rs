@@ -79,6 +79,10 @@ pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
         ("gpus-fewer", true, seen("0,1,2,3", "4").machine(8, 8)),
         ("gpus-fewer", false, seen("0,1", "8")),
         ("gpus-fewer", false, World::new(TWO).machine(8, 8)),
+        ("gpus-foreign", true, World::new(TWO).set("SLURM_GPUS_ON_NODE", "4").machine(8, 8)),
+        ("gpus-foreign", false, World::new(TWO).set("SLURM_GPUS_ON_NODE", "4").machine(8, 4)),
+        ("gpus-foreign", false, seen("4,5,6,7", "4").machine(8, 8)),
+        ("gpus-foreign", false, World::new(TWO).machine(8, 8)),
         // Slurm's list, and a device file that is not there or not open.
         ("gpus-none", true, seen("0", "8").machine(8, 0)),
         ("gpus-none", true, World::new(TWO).set("SLURM_GPUS_ON_NODE", "8").machine(8, 0)),

@@ -2,8 +2,10 @@
 //! one needs no more than that.
 
 /// Checks of what a training needs of its node and layout.
-pub(super) const NEEDS_NOT: [&str; 12] = [
+pub(super) const NEEDS_NOT: [&str; 14] = [
     "gpus-none",
+    "gpus-fewer",
+    "gpus-foreign",
     "memlock",
     "stack-unlimited",
     "nofile",
