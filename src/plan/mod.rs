@@ -68,6 +68,7 @@ static UNKNOWN_NODE: NodeFacts = NodeFacts {
     gpu_models: Vec::new(),
     ephemeral_ports: None,
     rdma: None,
+    gids: Vec::new(),
     netdevs: None,
     topology: Topology {
         gpus: Vec::new(),
