@@ -10,6 +10,7 @@
 use std::net::IpAddr;
 
 use crate::config::{Fabric, Settings, printable};
+use crate::facts::NetDevice;
 use crate::facts::netdevs::NetKind;
 use crate::facts::network::{Interface, Resolution};
 
@@ -21,9 +22,11 @@ use super::{Facts, Origin, fabric};
 const NCCL: &str = "NCCL_SOCKET_IFNAME";
 const GLOO: &str = "GLOO_SOCKET_IFNAME";
 
-/// Beginnings of the names of interfaces that lead to no other node.
-const INSIDE: [&str; 12] =
-    ["lo", "docker", "virbr", "veth", "cni", "flannel", "cali", "cilium", "br-", "kube", "tun", "tap"];
+/// Beginnings of the names of interfaces that NCCL takes last.
+const NOT_TAKEN: [&str; 3] = ["lo", "docker", "virbr"];
+
+/// And of more that lead to no other node.
+const INSIDE: [&str; 9] = ["veth", "cni", "flannel", "cali", "cilium", "br-", "kube", "tun", "tap"];
 
 pub(super) fn offer(offers: &mut Offers, facts: &Facts, settings: &Settings, marks: &Marks, master: Option<&str>) {
     // With iface= the choice is made, and for EFA there is a list.
@@ -41,8 +44,8 @@ pub(super) fn offer(offers: &mut Offers, facts: &Facts, settings: &Settings, mar
         }
         return;
     }
-    let candidates = candidates(facts);
-    if candidates.len() < 2 {
+    let (candidates, others) = candidates(facts);
+    if candidates.is_empty() || candidates.len() + others.len() < 2 {
         return;
     }
     if facts.interfaces.is_empty() {
@@ -63,12 +66,12 @@ pub(super) fn offer(offers: &mut Offers, facts: &Facts, settings: &Settings, mar
     let (name, why) = match chosen {
         Ok(chosen) => chosen,
         Err(why) => {
-            let why = format!("{} could serve: {why}", listed(&candidates));
+            let why = format!("there is {}: {why}", listed(&candidates));
             offers.nothing(NCCL, why.clone());
             return offers.nothing(GLOO, why);
         }
     };
-    let others: Vec<&str> = candidates.iter().copied().filter(|other| *other != name).collect();
+    let others: Vec<&str> = candidates.into_iter().filter(|other| *other != name).chain(others).collect();
     let why = format!("{why}; there is {} too", listed(&others));
     offers.value(Layer::Fabric, Origin::Fabric, GLOO, name, why.clone());
     if comm_id.is_some() {
@@ -103,17 +106,22 @@ fn data_over_tcp(fabric: Fabric, value: &impl Fn(&str) -> Option<String>) -> Opt
     Some(format!("{why} the data goes over them as well, and a wrong choice would cost bandwidth; iface= names one"))
 }
 
-/// The interfaces that NCCL might take and that may lead to other nodes: up, with
-/// any address, and no bridge or container's.
-fn candidates<'a>(facts: &Facts<'a>) -> Vec<&'a str> {
+/// The interfaces that NCCL might take when left to itself, which are those that are
+/// up and have any address: first those that may lead to other nodes, then bridges
+/// and containers' ends (<https://github.com/NVIDIA/nccl/issues/913>).
+fn candidates<'a>(facts: &Facts<'a>) -> (Vec<&'a str>, Vec<&'a str>) {
     let devices = facts.node.netdevs.as_deref().unwrap_or_default();
-    let fit = devices.iter().filter(|device| {
+    let begins = |name: &str, list: &[&str]| list.iter().any(|beginning| name.starts_with(beginning));
+    let taken = devices.iter().filter(|device| {
         device.up
-            && device.kind != NetKind::Virtual
-            && !INSIDE.iter().any(|inside| device.name.starts_with(inside))
+            && !begins(&device.name, &NOT_TAKEN)
             && (facts.interfaces.is_empty() || facts.interfaces.iter().any(|own| own.name == device.name))
     });
-    fit.map(|device| device.name.as_str()).collect()
+    let names = |fit: bool| {
+        let fits = |device: &&NetDevice| (device.kind != NetKind::Virtual && !begins(&device.name, &INSIDE)) == fit;
+        taken.clone().filter(fits).map(|device| device.name.as_str()).collect()
+    };
+    (names(true), names(false))
 }
 
 /// Whether the address means one place to all nodes.
@@ -124,9 +132,10 @@ fn is_routable(address: IpAddr) -> bool {
     }
 }
 
-/// Rank 0's addresses: MASTER_ADDR as it resolves here, and where that is
-/// nothing to go by, as on its own node when the name is 127.0.1.1 there, the one
-/// that Slurm knows.
+/// Rank 0's addresses: MASTER_ADDR as it resolves here, or else the one that Slurm
+/// knows. On its own node a host's name may be 127.0.1.1 or anything else that
+/// /etc/hosts has for it, and other nodes know nothing of that: there Slurm's goes
+/// first.
 pub fn rank0_addresses(facts: &Facts, master: Option<&str>) -> Vec<IpAddr> {
     let plain = |ip: IpAddr| ip.to_canonical();
     if let Some(address) = master.and_then(|master| master.parse().ok()).map(plain) {
@@ -136,12 +145,13 @@ pub fn rank0_addresses(facts: &Facts, master: Option<&str>) -> Vec<IpAddr> {
         Resolution::Found(addresses) => addresses,
         _ => &[],
     };
-    let found: Vec<IpAddr> = resolved.iter().copied().map(plain).filter(|ip| is_routable(*ip)).collect();
-    if !found.is_empty() {
-        return found;
-    }
+    let resolved: Vec<IpAddr> = resolved.iter().copied().map(plain).filter(|ip| is_routable(*ip)).collect();
     let of_slurm = facts.rank0.address.as_deref().and_then(|address| address.parse().ok()).map(plain);
-    of_slurm.filter(|ip| is_routable(*ip)).into_iter().collect()
+    let own = || master == Some(facts.step.node.as_str());
+    match of_slurm.filter(|ip| is_routable(*ip)) {
+        Some(of_slurm) if resolved.is_empty() || own() => vec![of_slurm],
+        _ => resolved,
+    }
 }
 
 /// The interface that the kernel would send to an address by, without a router:
@@ -213,7 +223,7 @@ fn has_family(facts: &Facts, name: &str, family: &str) -> bool {
 mod tests {
     use super::*;
     use crate::facts::rdma::LinkLayer;
-    use crate::facts::{NetDevice, RdmaPort, Topology};
+    use crate::facts::{RdmaPort, Topology};
     use crate::plan::Plan;
     use crate::plan::tests::World;
 
@@ -289,7 +299,11 @@ mod tests {
     #[test]
     fn the_interface_in_rank_0_s_network_and_else_the_default_route() {
         for (resolved, expected, words) in [
-            (&["192.0.2.2"][..], Some("eth0"), "rank 0's 192.0.2.2 is in its network, /25; there is eth1, ib0"),
+            (
+                &["192.0.2.2"][..],
+                Some("eth0"),
+                "rank 0's 192.0.2.2 is in its network, /25; there is eth1, ib0, bond0, bond0.100 and 1 more too",
+            ),
             (&["198.51.100.2"], Some("eth1"), "/24"),
             // MASTER_ADDR names IPoIB: NCCL meets there too.
             (&["10.1.7.7"], Some("ib0"), "/16"),
@@ -341,6 +355,12 @@ mod tests {
         assert_chosen(&own, Some("eth0"), "rank 0's address is not known");
         own.rank0.address = Some("198.51.100.2".into());
         assert_chosen(&own, Some("eth1"), "rank 0's 198.51.100.2 is in its network");
+        // Nor does what its own /etc/hosts has for its name count.
+        own.resolution = Resolution::Found(vec!["10.1.0.2".parse().unwrap()]);
+        assert_chosen(&own, Some("eth1"), "rank 0's 198.51.100.2 is in its network");
+        // A name that somebody chose does.
+        let plan = own.plan("master=n1-ib0").unwrap();
+        assert_eq!(chosen(&plan).0, Some("=ib0"));
         // Google's addresses are networks of one (/32).
         for interface in &mut own.interfaces {
             interface.prefix = if interface.address.is_ipv4() { 32 } else { 128 };
@@ -353,6 +373,29 @@ mod tests {
         assert_chosen(&own, Some("ib0"), "/8");
     }
 
+    /// <https://github.com/marin-community/marin/issues/7018>: the host's address is
+    /// one of two (/31) on the port with the default route, and functions without an
+    /// address of their own were taken instead.
+    #[test]
+    fn a_network_of_two_addresses_holds_no_rank_0_and_the_default_route_decides() {
+        let mut world = world(1, &["10.168.206.71"]);
+        let device = |name: &str| NetDevice { name: name.into(), up: true, mbps: None, kind: NetKind::Hardware };
+        let names = ["lo", "enp220s0f0", "enp90s0v0", "enp90s0np0"];
+        world.node.netdevs = Some(names.into_iter().map(device).collect());
+        let interface = |name: &str, address: &str, prefix| Interface {
+            name: name.into(),
+            address: address.parse().unwrap(),
+            prefix,
+        };
+        world.interfaces = vec![
+            interface("enp90s0np0", "10.168.206.131", 31),
+            interface("enp220s0f0", "fe80::1", 64),
+            interface("enp90s0v0", "fe80::2", 64),
+        ];
+        world.node.topology.default_route = Some("enp90s0np0".into());
+        assert_chosen(&world, Some("enp90s0np0"), "it has the default route (rank 0's 10.168.206.71 is in no");
+    }
+
     #[test]
     fn several_interfaces_in_one_network_are_not_told_apart() {
         let mut world = world(1, &["192.0.2.2"]);
@@ -362,18 +405,20 @@ mod tests {
         assert_chosen(&world, None, "rank 0 is in the networks of eth0, bond0");
     }
 
+    /// <https://github.com/NVIDIA/nccl/issues/913>
     #[test]
     fn one_interface_needs_no_choice() {
         let mut world = world(1, &["192.0.2.2"]);
-        world
-            .node
-            .netdevs
-            .as_mut()
-            .unwrap()
-            .retain(|device| ["lo", "eth0", "docker0", "br0"].contains(&device.name.as_str()));
+        world.node.netdevs.as_mut().unwrap().retain(|device| ["lo", "eth0", "docker0"].contains(&device.name.as_str()));
         assert_chosen(&world, None, "");
         assert!(!world.plan("").unwrap().left.iter().any(|note| [NCCL, GLOO].contains(&note.name.as_str())));
-        // A second one that has nothing but a link-local address: NCCL might take it.
+        // Beside a container's end of a cable it does: NCCL took that one, and hung.
+        let mut world = super::tests::world(1, &["192.0.2.2"]);
+        world.node.netdevs.as_mut().unwrap().retain(|device| ["lo", "eth0", "br0"].contains(&device.name.as_str()));
+        world.node.netdevs.as_mut().unwrap()[2].name = "veth5f3".into();
+        world.interfaces.push(Interface { name: "veth5f3".into(), address: "fe80::2".parse().unwrap(), prefix: 64 });
+        assert_chosen(&world, Some("eth0"), "there is veth5f3 too");
+        // So is one that has nothing but a link-local address.
         let mut world = super::tests::world(1, &["192.0.2.2"]);
         world.interfaces.retain(|i| i.name == "eth0" || i.address.to_string() == "fe80::1");
         assert_chosen(&world, Some("eth0"), "there is eth1 too");
