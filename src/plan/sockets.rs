@@ -237,6 +237,8 @@ mod tests {
             port: 1,
             link,
             active: true,
+            link_up: true,
+            readable: true,
             gbps: Some(400),
             driver: Some("mlx5_core".into()),
         };

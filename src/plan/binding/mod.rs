@@ -17,6 +17,7 @@ pub mod nics;
 #[cfg(test)]
 mod nics_tests;
 pub mod ranks;
+pub mod subnets;
 pub mod visible;
 
 use serde::Serialize;
