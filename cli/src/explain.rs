@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use palingenesis::config;
 use palingenesis::config::site::Site;
-use palingenesis::facts::network::Network;
+use palingenesis::facts::network::{Interfaces, Network};
 use palingenesis::facts::{
     Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, User, directories, program,
 };
@@ -138,7 +138,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Network::default()
     } else {
         let names = rendezvous::wanted(&step, &command, &environment, &merged, &rank0);
-        Network::of_this_node(&names, merged.iface.is_some()).context("cannot list this node's interfaces")?
+        Network::of_this_node(&names, Interfaces::wanted(step.nodes(), merged.iface.is_some()))
+            .context("cannot list this node's interfaces")?
     };
     let (node, mut task) = surroundings(arguments, &environment);
     // One that only plugstack.conf's worker= names is not known here; then the plan

@@ -25,7 +25,7 @@ pub use environment::Environment;
 pub use netdevs::NetDevice;
 pub use pci::PciAddress;
 pub use program::{Program, StartFacts};
-pub use rdma::RdmaPort;
+pub use rdma::{GidRow, RdmaPort};
 pub use step::{Step, StepError};
 pub use task::TaskFacts;
 pub use topology::Topology;
@@ -49,6 +49,8 @@ pub struct NodeFacts {
     pub ephemeral_ports: Option<(u16, u16)>,
     /// Ports of RDMA devices; `None`: not known.
     pub rdma: Option<Vec<RdmaPort>>,
+    /// The first rows of their tables of RoCE addresses.
+    pub gids: Vec<GidRow>,
     /// Network devices; `None`: not known.
     pub netdevs: Option<Vec<NetDevice>>,
     /// Where GPUs, network cards and CPUs sit.
@@ -85,7 +87,15 @@ impl NodeFacts {
         let mut gpu_models: Vec<String> = gpus.gpus.iter().filter_map(|gpu| gpu.model.clone()).collect();
         gpu_models.sort();
         let topology = Topology { gpus: gpus.gpus, nics: network.nics, ..Topology::of_cpus(root, &mut unknown) };
-        NodeFacts { gpu_models, ephemeral_ports, rdma: network.rdma, netdevs: network.netdevs, topology, unknown }
+        NodeFacts {
+            gpu_models,
+            ephemeral_ports,
+            rdma: network.rdma,
+            gids: network.gids,
+            netdevs: network.netdevs,
+            topology,
+            unknown,
+        }
     }
 }
 
@@ -108,6 +118,7 @@ fn gpus_of(root: &Path) -> SeenGpus {
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 struct SeenNetwork {
     rdma: Option<Vec<RdmaPort>>,
+    gids: Vec<GidRow>,
     netdevs: Option<Vec<NetDevice>>,
     nics: Vec<topology::Nic>,
     unknown: Vec<String>,
@@ -119,6 +130,7 @@ fn network_of(root: &Path) -> SeenNetwork {
         Ok(ports) => seen.rdma = ports,
         Err(why) => seen.unknown.push(why),
     }
+    seen.gids = rdma::first_roce_v2_rows(root, seen.rdma.as_deref().unwrap_or_default());
     match netdevs::devices(root) {
         Ok(devices) => seen.netdevs = devices,
         Err(why) => seen.unknown.push(why),

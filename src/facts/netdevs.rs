@@ -1,6 +1,7 @@
 //! Network devices, from /sys/class/net.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,7 @@ use super::files;
 
 /// A network device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "(String, bool, Option<u32>)", into = "(String, bool, Option<u32>)")]
+#[serde(from = "Short", into = "Short")]
 pub struct NetDevice {
     /// Its name (eth0).
     pub name: String,
@@ -17,18 +18,36 @@ pub struct NetDevice {
     pub up: bool,
     /// Its speed in Mb/s, where the driver tells one.
     pub mbps: Option<u32>,
+    /// What it is.
+    pub kind: NetKind,
+}
+
+/// What a network device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NetKind {
+    /// A card's port, or a hypervisor's.
+    Hardware,
+    /// A bond of several.
+    Bond,
+    /// A VLAN on another one.
+    Vlan,
+    /// Made by software, such as lo, bridges and containers' ends of a cable; also
+    /// a device of which nothing but its name is known.
+    Virtual,
 }
 
 /// Short on the way from a child.
-impl From<(String, bool, Option<u32>)> for NetDevice {
-    fn from((name, up, mbps): (String, bool, Option<u32>)) -> NetDevice {
-        NetDevice { name, up, mbps }
+type Short = (String, bool, Option<u32>, NetKind);
+
+impl From<Short> for NetDevice {
+    fn from((name, up, mbps, kind): Short) -> NetDevice {
+        NetDevice { name, up, mbps, kind }
     }
 }
 
-impl From<NetDevice> for (String, bool, Option<u32>) {
-    fn from(device: NetDevice) -> Self {
-        (device.name, device.up, device.mbps)
+impl From<NetDevice> for Short {
+    fn from(device: NetDevice) -> Short {
+        (device.name, device.up, device.mbps, device.kind)
     }
 }
 
@@ -61,7 +80,8 @@ pub fn devices(root: &Path) -> Result<Option<Vec<NetDevice>>, String> {
         };
         let index = of("ifindex").and_then(|index| index.parse().ok()).unwrap_or(u32::MAX);
         let mbps = of("speed").and_then(|speed| speed.parse().ok()).filter(|speed| (1..u32::MAX).contains(speed));
-        found.push((index, NetDevice { name, up, mbps }));
+        let kind = kind(&class.join(&name));
+        found.push((index, NetDevice { name, up, mbps, kind }));
     }
     // Without an index (a recorded tree): lo is the first everywhere.
     found.sort_by_key(|(index, device)| (*index, device.name != "lo", device.name.clone()));
@@ -78,6 +98,21 @@ pub(super) fn is_up(directory: &Path) -> Option<bool> {
     Some(flags & UP != 0 && state.is_none_or(|state| state == "up" || state == "unknown"))
 }
 
+/// By where its entry leads to, and for what software made by the kind that it
+/// tells. Which kinds the kernel names: bond_main.c, vlan_dev.c (DEVTYPE).
+fn kind(entry: &Path) -> NetKind {
+    let link = fs::read_link(entry).unwrap_or_default();
+    if !link.to_string_lossy().contains("/devices/virtual/") {
+        return NetKind::Hardware;
+    }
+    let told = files::attribute(&entry.join("uevent")).unwrap_or_default();
+    match told.lines().find_map(|line| line.strip_prefix("DEVTYPE=")) {
+        Some("bond") => NetKind::Bond,
+        Some("vlan") => NetKind::Vlan,
+        _ => NetKind::Virtual,
+    }
+}
+
 /// The devices of the reader's own network namespace: /sys shows its mounter's,
 /// and a container may have another one.
 pub fn of_this_namespace(root: &Path, mut devices: Vec<NetDevice>) -> Vec<NetDevice> {
@@ -87,7 +122,7 @@ pub fn of_this_namespace(root: &Path, mut devices: Vec<NetDevice>) -> Vec<NetDev
     devices.retain(|device| here.contains(&device.name));
     let unseen = |name: &String| !devices.iter().any(|device| device.name == *name);
     let others: Vec<String> = here.iter().filter(|name| unseen(name)).cloned().collect();
-    devices.extend(others.into_iter().map(|name| NetDevice { name, up: true, mbps: None }));
+    devices.extend(others.into_iter().map(|name| NetDevice { name, up: true, mbps: None, kind: NetKind::Virtual }));
     devices
 }
 
@@ -136,6 +171,30 @@ mod tests {
     }
 
     #[test]
+    fn what_software_made_is_known_by_where_its_entry_leads() {
+        let tree = Tree::new("netdevs-kinds");
+        let made = [
+            ("eth0", "pci0000:00/0000:00:03.0/net", "", NetKind::Hardware),
+            ("bond0", "virtual/net", "DEVTYPE=bond\nINTERFACE=bond0\n", NetKind::Bond),
+            ("bond0.100", "virtual/net", "DEVTYPE=vlan\n", NetKind::Vlan),
+            ("br0", "virtual/net", "DEVTYPE=bridge\n", NetKind::Virtual),
+            ("lo", "virtual/net", "INTERFACE=lo\nIFINDEX=1\n", NetKind::Virtual),
+        ];
+        std::fs::create_dir_all(tree.root().join("sys/class/net")).unwrap();
+        for (name, place, uevent, _) in made {
+            tree.file(&format!("sys/devices/{place}/{name}/flags"), "0x1003\n");
+            tree.file(&format!("sys/devices/{place}/{name}/uevent"), uevent);
+            let link = tree.root().join("sys/class/net").join(name);
+            std::os::unix::fs::symlink(format!("../../devices/{place}/{name}"), link).unwrap();
+        }
+        let devices = devices(tree.root()).unwrap().unwrap();
+        for (name, _, _, kind) in made {
+            let device = devices.iter().find(|device| device.name == name).unwrap();
+            assert_eq!(device.kind, kind, "{name}");
+        }
+    }
+
+    #[test]
     fn another_namespace_s_sys_does_not_count() {
         let tree = Tree::new("netdevs-namespace");
         device(&tree, "lo", "1", "0x9", "unknown", "");
@@ -148,7 +207,8 @@ mod tests {
     fn no_sys_is_no_fault_and_this_machine_has_a_loopback() {
         assert_eq!(devices(Path::new("/nonexistent")), Ok(None));
         let devices = devices(Path::new("/")).unwrap().unwrap();
-        assert!(devices.iter().any(|device| device.name == "lo"), "{devices:?}");
+        let lo = devices.iter().find(|device| device.name == "lo");
+        assert!(lo.is_some_and(|lo| lo.kind == NetKind::Virtual), "{devices:?}");
         let listed = crate::facts::network::interfaces().unwrap();
         let missing: Vec<_> = listed.iter().filter(|i| !devices.iter().any(|d| d.name == i.name)).collect();
         assert!(missing.is_empty(), "{missing:?}");

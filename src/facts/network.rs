@@ -51,14 +51,39 @@ pub struct Network {
     pub interfaces: Vec<Interface>,
 }
 
+/// Whether the plan needs the node's interfaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interfaces {
+    /// It does without.
+    Unneeded,
+    /// It is better for them.
+    Useful,
+    /// It cannot be made without (`iface=`).
+    Needed,
+}
+
+impl Interfaces {
+    /// By the number of the step's nodes, and whether `iface=` names one.
+    pub fn wanted(nodes: u32, named: bool) -> Interfaces {
+        match (named, nodes) {
+            (true, _) => Interfaces::Needed,
+            (false, 1) => Interfaces::Unneeded,
+            _ => Interfaces::Useful,
+        }
+    }
+}
+
 impl Network {
-    /// Looks up `names` (see `plan::rendezvous::wanted`) and, with
-    /// `want_interfaces`, lists the interfaces.
+    /// Looks up `names` (see `plan::rendezvous::wanted`) and lists the interfaces.
     ///
     /// # Errors
-    /// What getifaddrs says.
-    pub fn of_this_node(names: &[String], want_interfaces: bool) -> io::Result<Network> {
-        let interfaces = if want_interfaces { interfaces()? } else { Vec::new() };
+    /// What getifaddrs says, where they are needed.
+    pub fn of_this_node(names: &[String], wanted: Interfaces) -> io::Result<Network> {
+        let interfaces = match wanted {
+            Interfaces::Unneeded => Vec::new(),
+            Interfaces::Useful => interfaces().unwrap_or_default(),
+            Interfaces::Needed => interfaces()?,
+        };
         Ok(Network { resolution: resolve_all(names), interfaces })
     }
 }

@@ -1,6 +1,7 @@
 //! RDMA devices and their ports, from /sys/class/infiniband. No device is
 //! opened: a hanging driver would take the reader with it.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -42,8 +43,8 @@ pub enum LinkLayer {
     Other,
 }
 
-/// A usable row of a port's table of addresses (GIDs).
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A row of a port's table of addresses (GIDs).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GidRow {
     /// The device.
     pub device: String,
@@ -51,6 +52,8 @@ pub struct GidRow {
     pub port: u8,
     /// The row, which NCCL_IB_GID_INDEX names.
     pub index: u32,
+    /// The address; an IPv4 address is written into one of IPv6.
+    pub address: Ipv6Addr,
 }
 
 const CLASS: &str = "sys/class/infiniband";
@@ -60,6 +63,9 @@ const MOST_PORTS: usize = 256;
 
 /// Rows that are looked at: those in use stand first.
 const MOST_ROWS: u32 = 16;
+
+/// So many empty rows one after the other are taken for the end.
+const GAP: u32 = 3;
 
 /// The ports below `root`, by name and number. No devices where the kernel knows
 /// none; `None` where /sys itself is not there.
@@ -114,31 +120,56 @@ fn rate(text: &str) -> Option<u32> {
     (0.0..1e6).contains(&number).then_some(number as u32)
 }
 
-/// The rows with an address that RoCE v2 can use: there, not all zero, not one
-/// of 169.254.0.0/16, which no router and few peers know. Only for ports on Ethernet.
+impl GidRow {
+    /// Its IPv4 address, where it is one.
+    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+        self.address.to_ipv4_mapped()
+    }
+
+    /// Whether peers beyond the next switch may know the address: 169.254.0.0/16
+    /// and fe80::/10 are the same network on every link.
+    pub fn is_routable(&self) -> bool {
+        match self.ipv4() {
+            Some(address) => !address.is_link_local(),
+            None => !self.address.is_unicast_link_local(),
+        }
+    }
+}
+
+/// The rows that RoCE v2 can use, of active ports on Ethernet: with its kind and an
+/// address that is not all zero.
 pub fn roce_v2_rows(root: &Path, ports: &[RdmaPort]) -> Vec<GidRow> {
+    rows(root, ports, MOST_ROWS)
+}
+
+/// The same up to the first gap, which is where most tables end: a node's ports
+/// are looked at before every step.
+pub fn first_roce_v2_rows(root: &Path, ports: &[RdmaPort]) -> Vec<GidRow> {
+    rows(root, ports, GAP)
+}
+
+fn rows(root: &Path, ports: &[RdmaPort], gap: u32) -> Vec<GidRow> {
     let mut rows = Vec::new();
     for port in ports.iter().filter(|port| port.active && port.link == LinkLayer::Ethernet) {
         let directory = root.join(CLASS).join(&port.device).join(format!("ports/{}", port.port));
+        let mut empty = 0;
         for index in 0..MOST_ROWS {
-            let kind = files::attribute(&directory.join(format!("gid_attrs/types/{index}")));
-            if kind.as_deref() != Some("RoCE v2") {
+            let Some(kind) = files::attribute(&directory.join(format!("gid_attrs/types/{index}"))) else {
+                empty += 1;
+                if empty == gap {
+                    break;
+                }
                 continue;
-            }
-            let address = files::attribute(&directory.join(format!("gids/{index}")));
-            if address.is_some_and(|address| usable(&address)) {
-                rows.push(GidRow { device: port.device.clone(), port: port.port, index });
+            };
+            empty = 0;
+            let address = (kind == "RoCE v2").then(|| files::attribute(&directory.join(format!("gids/{index}"))));
+            let address = address.flatten().and_then(|address| address.parse::<Ipv6Addr>().ok());
+            if let Some(address) = address.filter(|address| !address.is_unspecified()) {
+                rows.push(GidRow { device: port.device.clone(), port: port.port, index, address });
             }
         }
     }
     rows
-}
-
-fn usable(address: &str) -> bool {
-    let Ok(address) = address.parse::<std::net::Ipv6Addr>() else {
-        return false;
-    };
-    !address.is_unspecified() && !address.to_ipv4_mapped().is_some_and(|address| address.is_link_local())
 }
 
 #[cfg(test)]
@@ -258,9 +289,18 @@ pub(crate) mod tests {
         tree.gid("rocep1s0f1", 2, "RoCE v2", "0000:0000:0000:0000:0000:0000:0000:0000");
         tree.gid("rocep1s0f1", 3, "RoCE v2", "0000:0000:0000:0000:0000:ffff:c000:020d");
         tree.gid("rocep1s0f1", 4, "RoCE v2", "0000:0000:0000:0000:0000:ffff:a9fe:0701");
+        // Behind the gap of addresses that were taken away.
+        tree.gid("rocep1s0f1", 9, "RoCE v2", "2001:0db8:0000:0000:0000:0000:0000:000d");
         tree.gid("rocep1s0f0", 3, "RoCE v2", "0000:0000:0000:0000:0000:ffff:c000:020e");
         let ports = ports(tree.root()).unwrap().unwrap();
-        let rows: Vec<_> = roce_v2_rows(tree.root(), &ports).iter().map(|r| (r.device.clone(), r.index)).collect();
-        assert_eq!(rows, [("rocep1s0f1".to_string(), 1), ("rocep1s0f1".to_string(), 3)]);
+        let all = roce_v2_rows(tree.root(), &ports);
+        assert!(all.iter().all(|row| (row.device.as_str(), row.port) == ("rocep1s0f1", 1)));
+        let seen = |rows: &[GidRow]| -> Vec<_> {
+            rows.iter().map(|row| (row.index, row.ipv4().map(|ip| ip.to_string()), row.is_routable())).collect()
+        };
+        let ip = |text: &str| Some(text.to_string());
+        let expected = [(1, None, false), (3, ip("192.0.2.13"), true), (4, ip("169.254.7.1"), false), (9, None, true)];
+        assert_eq!(seen(&all), expected);
+        assert_eq!(seen(&first_roce_v2_rows(tree.root(), &ports)), expected[..3]);
     }
 }

@@ -109,6 +109,7 @@ fn fast<'a>(devices: &'a [NetDevice], asked: Option<&str>) -> Option<&'a NetDevi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::netdevs::NetKind;
 
     fn port(device: &str, link: LinkLayer, active: bool, driver: &str) -> RdmaPort {
         RdmaPort {
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_fast_device_must_be_the_only_one() {
-        let device = |name: &str, up, mbps| NetDevice { name: name.into(), up, mbps };
+        let device = |name: &str, up, mbps| NetDevice { name: name.into(), up, mbps, kind: NetKind::Hardware };
         let two = [device("eth0", true, Some(200_000)), device("eth1", true, Some(100_000))];
         assert_eq!(fast(&two, None), None);
         assert_eq!(fast(&two, Some("eth1")), Some(&two[1]));

@@ -18,6 +18,7 @@ pub mod netmatch;
 pub mod precedence;
 pub mod ranks;
 pub mod rendezvous;
+pub mod sockets;
 mod threads;
 pub mod worker;
 
@@ -53,7 +54,7 @@ pub struct Facts<'a> {
     pub rank0: &'a Rank0,
     /// How the host that [`rendezvous::wanted`] names resolves on this node.
     pub resolution: &'a Resolution,
-    /// This node's interfaces; needed with `iface=` only.
+    /// This node's interfaces; empty where they are not known.
     pub interfaces: &'a [Interface],
     /// What the task finds where it runs.
     pub task: &'a TaskFacts,
@@ -68,6 +69,7 @@ static UNKNOWN_NODE: NodeFacts = NodeFacts {
     gpu_models: Vec::new(),
     ephemeral_ports: None,
     rdma: None,
+    gids: Vec::new(),
     netdevs: None,
     topology: Topology {
         gpus: Vec::new(),
@@ -373,6 +375,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     threads::offer(&mut offers, facts, shape, ranks_per_task, share);
     offer_site(&mut offers, facts, site_profile);
     caches::offer(&mut offers, facts, settings, &marks);
+    sockets::offer(&mut offers, facts, settings, &marks, plan.step.master_addr.as_deref());
     precedence::settle(&mut plan, facts, &marks, &offers);
     container::decide(&mut plan, facts, &marks);
     for unknown in facts.node.unknown.iter().chain(&facts.task.unknown) {

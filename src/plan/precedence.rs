@@ -100,6 +100,17 @@ pub fn given(facts: &Facts, marks: &Marks, name: &str) -> Option<(String, From)>
     Some((file.value.clone(), From::File(file.file.clone())))
 }
 
+/// What a variable will be after all that has been offered so far; not for lists.
+pub fn winner(offers: &Offers, facts: &Facts, marks: &Marks, name: &str) -> Option<String> {
+    // As in settle: the highest, and of two of one layer the later one.
+    let best = offers.0.iter().filter(|offer| offer.name == name && offer.value.is_some()).max_by_key(|o| o.layer);
+    match (given(facts, marks, name), best) {
+        (Some((_, from)), Some(best)) if above(best, &from) => best.value.clone(),
+        (Some((own, _)), _) => Some(own),
+        (None, best) => best.and_then(|best| best.value.clone()),
+    }
+}
+
 /// Takes one offer for each variable, and says what became of the others.
 pub(super) fn settle(plan: &mut Plan, facts: &Facts, marks: &Marks, offers: &Offers) {
     let mut names: Vec<&str> = Vec::new();

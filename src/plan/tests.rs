@@ -721,7 +721,8 @@ fn jax_gets_a_port_of_its_step_and_no_proxy_in_its_way() {
 
 #[test]
 fn fabrics_and_what_follows_from_them() {
-    use crate::facts::{NetDevice, RdmaPort, rdma::LinkLayer};
+    use crate::facts::netdevs::{NetDevice, NetKind};
+    use crate::facts::{RdmaPort, rdma::LinkLayer};
     let world = |link: Option<LinkLayer>, driver: &str| {
         let mut world = World::new("n[1-2]", "8(x2)", 0);
         let port = |link| RdmaPort {
@@ -735,7 +736,8 @@ fn fabrics_and_what_follows_from_them() {
             driver: Some(driver.into()),
         };
         world.node.rdma = Some(link.map(port).into_iter().collect());
-        world.node.netdevs = Some(vec![NetDevice { name: "eth0".into(), up: true, mbps: Some(200_000) }]);
+        world.node.netdevs =
+            Some(vec![NetDevice { name: "eth0".into(), up: true, mbps: Some(200_000), kind: NetKind::Hardware }]);
         world
     };
     let infiniband = world(Some(LinkLayer::InfiniBand), "mlx5_core").plan("").unwrap();

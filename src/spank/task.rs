@@ -19,7 +19,7 @@ use crate::config::site::SiteView;
 use crate::config::{self, Settings, Source};
 use crate::facts::container::{self, Place};
 use crate::facts::directories::here;
-use crate::facts::network::Network;
+use crate::facts::network::{Interfaces, Network};
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::Container;
 use crate::facts::{Environment, NodeFacts, Rank0, StartFacts, Step, TaskFacts, User, netdevs, program};
@@ -157,7 +157,7 @@ fn make_plan(
     // A multi-prog step's argv is its file: no command to look at, none needed.
     let command = handle.command().unwrap_or_default();
     let names = rendezvous::wanted(step, &command, submitted.unwrap_or(environment), settings, rank0);
-    let network = Network::of_this_node(&names, settings.iface.is_some())?;
+    let network = Network::of_this_node(&names, Interfaces::wanted(step.nodes(), settings.iface.is_some()))?;
     let start = start_facts(settings, &command, step, environment);
     let (mut node, root) = with_node(|node| node.map(|node| (node.facts.clone(), node.root.clone())))
         .unwrap_or_else(|| (NodeFacts::default(), "/".into()));

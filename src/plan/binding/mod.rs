@@ -24,6 +24,7 @@ mod nics_tests;
 pub mod ranks;
 #[cfg(test)]
 pub(crate) mod sockets;
+pub mod subnets;
 pub mod visible;
 
 use serde::Serialize;

@@ -487,6 +487,7 @@ fn gid_index(subject: &Subject, findings: &mut Findings) {
     };
     let of = |port: &RdmaPort| -> Vec<u32> {
         let mine = rows.iter().filter(|row| row.device == port.device && row.port == port.port);
+        let mine = mine.filter(|row| row.ipv4().is_none() || row.is_routable());
         mine.map(|row| row.index).collect()
     };
     let wrong: Vec<&&RdmaPort> =

@@ -3,6 +3,7 @@
 
 use super::{From, Phase, Subject, Value, look};
 use crate::config::{Settings, Source};
+use crate::facts::netdevs::NetKind;
 use crate::facts::rdma::{GidRow, LinkLayer};
 use crate::facts::{NetDevice, NodeFacts, RdmaPort, Step, TaskFacts};
 use crate::plan::binding::visible::tests::gpus;
@@ -91,7 +92,7 @@ impl World {
 }
 
 fn devices(names: &[&str]) -> Vec<NetDevice> {
-    names.iter().map(|name| NetDevice { name: (*name).into(), up: true, mbps: None }).collect()
+    names.iter().map(|name| NetDevice { name: (*name).into(), up: true, mbps: None, kind: NetKind::Hardware }).collect()
 }
 
 fn port(device: &str, link: LinkLayer) -> RdmaPort {
@@ -115,8 +116,15 @@ fn has(world: World, names: &[&str]) -> World {
 }
 
 fn roce(world: World, rows: &[(&str, u32)]) -> World {
-    let rows: Vec<GidRow> =
-        rows.iter().map(|(device, index)| GidRow { device: (*device).into(), port: 1, index: *index }).collect();
+    let rows: Vec<GidRow> = rows
+        .iter()
+        .map(|(device, index)| GidRow {
+            device: (*device).into(),
+            port: 1,
+            index: *index,
+            address: "::ffff:192.0.2.1".parse().unwrap(),
+        })
+        .collect();
     world.with(|world| {
         world.node.rdma = Some(vec![port("devA", LinkLayer::Ethernet), port("devB", LinkLayer::Ethernet)]);
         world.task.gids = Some(rows);

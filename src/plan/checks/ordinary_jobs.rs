@@ -1,6 +1,7 @@
 //! Jobs as people start them, with what images and clouds set: none of them is
 //! told anything.
 
+use crate::facts::netdevs::NetKind;
 use crate::facts::rdma::LinkLayer;
 use crate::facts::task::Container;
 use crate::facts::{NetDevice, NodeFacts, RdmaPort, TaskFacts};
@@ -86,7 +87,7 @@ fn node(machine: Machine) -> NodeFacts {
         gbps: Some(400),
         driver: Some(driver.into()),
     });
-    let device = |name: &str| NetDevice { name: name.into(), up: true, mbps: None };
+    let device = |name: &str| NetDevice { name: name.into(), up: true, mbps: None, kind: NetKind::Hardware };
     NodeFacts {
         gpu_models: vec!["NVIDIA H100 80GB HBM3".into(); 8],
         ephemeral_ports: Some((32768, 60999)),
