@@ -7,13 +7,10 @@
 
 mod common;
 
-use std::collections::BTreeSet;
-
 use common::machine::{Addresses, Machine, relation};
-use common::planned::{Seen, choice, means};
+use common::planned::{Seen, choice, faults};
 use palingenesis::facts::NodeFacts;
 use palingenesis::facts::topology::GpuVendor;
-use palingenesis::plan::binding::NodeNics;
 
 const MACHINES: usize = 24;
 
@@ -54,56 +51,6 @@ fn what_is_read_of_a_machine_is_what_its_description_says() {
         assert_eq!(topology.online.iter().collect::<Vec<_>>(), seen.machine.online(), "{name}");
         assert_eq!(topology.default_route, seen.machine.default_route, "{name}");
     }
-}
-
-/// What is wrong with a choice, against what the sources say of the machine.
-fn faults(machine: &Machine, gpus: &[usize], node: &NodeFacts, choice: &NodeNics) -> Vec<String> {
-    let topology = &node.topology;
-    let mut faults = Vec::new();
-    let names = |indexes: &BTreeSet<usize>| -> Vec<&str> {
-        indexes.iter().map(|index| topology.nics[*index].name.as_str()).collect()
-    };
-    for (number, gpu) in gpus.iter().enumerate() {
-        let chosen: BTreeSet<usize> = choice.of_gpu.get(*gpu).into_iter().flatten().copied().collect();
-        for nic in &chosen {
-            if !choice.verdicts[*nic].used {
-                faults.push(format!("GPU {number} has {}, which is not used", topology.nics[*nic].name));
-            }
-        }
-        let Some(want) = machine.expect.want.get(number) else {
-            // The sources do not pair them: then a card of its own NUMA node, if one may be used.
-            let numa = topology.gpus[*gpu].place.numa;
-            let on_its_node = |nic: &usize| topology.nics[*nic].place.as_ref().is_some_and(|place| place.numa == numa);
-            let excluded = |nic: &usize| machine.expect.exclude.iter().any(|word| means(word, &topology.nics[*nic]));
-            let there = (0..topology.nics.len()).any(|nic| on_its_node(&nic) && !excluded(&nic));
-            if there && (chosen.is_empty() || !chosen.iter().all(on_its_node)) {
-                faults.push(format!("GPU {number} has {:?}, not of its NUMA node", names(&chosen)));
-            }
-            continue;
-        };
-        let wanted: BTreeSet<usize> =
-            (0..topology.nics.len()).filter(|nic| want.iter().any(|word| means(word, &topology.nics[*nic]))).collect();
-        assert!(wanted.len() == want.len(), "{}: {want:?} names {wanted:?}", machine.name);
-        let right = if machine.expect.one_of.contains(&number) {
-            !chosen.is_empty() && chosen.is_subset(&wanted)
-        } else {
-            chosen == wanted
-        };
-        if !right {
-            faults.push(format!("GPU {number}: wanted {want:?}, has {:?}", names(&chosen)));
-        }
-    }
-    for word in &machine.expect.exclude {
-        let mut found = false;
-        for (nic, verdict) in topology.nics.iter().zip(&choice.verdicts).filter(|(nic, _)| means(word, nic)) {
-            found = true;
-            if verdict.used || verdict.why.trim().is_empty() {
-                faults.push(format!("{} is used, or without a reason: {verdict:?}", nic.name));
-            }
-        }
-        assert!(found, "{}: no card is {word}", machine.name);
-    }
-    faults
 }
 
 /// The nearest cards of every machine whose wiring is published, and every card
