@@ -127,6 +127,9 @@ pub enum Addresses {
 pub struct Machine {
     #[serde(skip)]
     pub name: String,
+    /// The functions of a variant, in place of those in `pci`.
+    #[serde(skip)]
+    pub placed: Option<Vec<Function>>,
     pub addresses: Addresses,
     /// Where its facts are from.
     pub source: Vec<String>,
@@ -344,7 +347,7 @@ impl Machine {
     }
 
     /// The CPUs that are one core with `cpu`.
-    fn siblings(&self, cpu: u32, online: &[u32]) -> Vec<u32> {
+    pub fn siblings(&self, cpu: u32, online: &[u32]) -> Vec<u32> {
         let core = |cpu: u32| match (self.threads.step, self.threads.adjacent) {
             (Some(step), _) => cpu % step,
             (_, Some(adjacent)) => cpu / adjacent,
@@ -358,8 +361,29 @@ impl Machine {
         self.nics.iter().flat_map(|kind| kind.devices.keys().map(move |name| (name.as_str(), kind))).collect()
     }
 
+    /// Changes its functions, which is how a variant is made.
+    pub fn change(&mut self, change: impl FnMut(&mut Function)) {
+        let mut functions = self.functions();
+        functions.iter_mut().for_each(change);
+        self.placed = Some(functions);
+    }
+
+    /// Gives the cards other names; the places stay.
+    pub fn rename(&mut self, other: impl Fn(&str) -> String) {
+        let names: Vec<String> = self.cards().iter().map(|(name, _)| name.to_string()).collect();
+        let word = |word: &String| if names.contains(word) { other(word) } else { word.clone() };
+        self.change(|function| function.name = word(&function.name));
+        for kind in &mut self.nics {
+            kind.devices = kind.devices.iter().map(|(name, netdev)| (word(name), netdev.clone())).collect();
+            kind.physical = kind.physical.iter().map(|(name, physical)| (word(name), word(physical))).collect();
+        }
+    }
+
     /// The functions that the description names, bridges as well.
     pub fn functions(&self) -> Vec<Function> {
+        if let Some(functions) = &self.placed {
+            return functions.clone();
+        }
         let functions = match (&self.pci.tree, &self.pci.matrix) {
             (Some(tree), _) => self.of_tree(tree),
             (None, Some(matrix)) => self.of_matrix(matrix),
@@ -771,7 +795,7 @@ impl Machine {
         }
     }
 
-    fn package(&self, node: u32) -> u32 {
+    pub fn package(&self, node: u32) -> u32 {
         self.packages.get(&node.to_string()).copied().unwrap_or(node)
     }
 

@@ -7,6 +7,7 @@
 #![allow(dead_code)]
 
 pub mod machine;
+pub mod planned;
 pub mod tasks;
 
 use std::fs;
