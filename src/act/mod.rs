@@ -1,6 +1,7 @@
 //! Carries a plan out. Decides nothing: what is done here was decided in
 //! `plan/`, and what fails here is reported, not worked around.
 
+pub mod binding;
 pub mod directories;
 pub mod environment;
 pub mod launch;

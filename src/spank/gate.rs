@@ -5,11 +5,15 @@
 //!
 //! Only atomics, no lock: a rank may be killed at any instruction.
 
+mod meeting;
+
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::system::shared::{SharedWords, wait_for_change, wake_all};
+
+pub use meeting::Meeting;
 
 /// Counts every change, so that waiting is one futex.
 const CHANGES: usize = 0;
@@ -19,8 +23,12 @@ const CLOSED: usize = 1;
 const SPOKEN: usize = 2;
 /// Not zero: a rank has said who is missing.
 const MISSED: usize = 3;
+/// What the meeting came to; see `meeting`.
+const DECISION: usize = 4;
+/// Not zero: a rank has said that it could not be bound.
+const UNBOUND: usize = 5;
 /// What the first rank that refused has said.
-const REFUSAL: usize = 4;
+const REFUSAL: usize = 6;
 /// What the first rank that has a plan says of it.
 const SUMMARY: usize = REFUSAL + NOTE_WORDS;
 const HEADER: usize = SUMMARY + NOTE_WORDS;
@@ -56,6 +64,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Gate {
     words: SharedWords,
+    ranks: u32,
 }
 
 impl Gate {
@@ -67,7 +76,7 @@ impl Gate {
         if ranks > MOST_RANKS {
             return Err(io::Error::other(format!("{ranks} tasks on one node")));
         }
-        Ok(Gate { words: SharedWords::new(HEADER + ranks as usize)? })
+        Ok(Gate { words: SharedWords::new(HEADER + ranks as usize + meeting::words(ranks))?, ranks })
     }
 
     fn word(&self, index: usize) -> &AtomicU32 {
@@ -75,7 +84,15 @@ impl Gate {
     }
 
     fn slots(&self) -> &[AtomicU32] {
-        &self.words.all()[HEADER..]
+        &self.words.all()[HEADER..HEADER + self.ranks as usize]
+    }
+
+    fn changes(&self) -> u32 {
+        self.word(CHANGES).load(Ordering::Acquire)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.word(CLOSED).load(Ordering::Acquire) != 0
     }
 
     fn changed(&self) {
@@ -151,8 +168,14 @@ impl Gate {
         self.word(MISSED).swap(1, Ordering::AcqRel) == 0
     }
 
+    /// Whether this caller is the one to say that a rank could not be bound: true once.
+    pub fn reports_unbound(&self) -> bool {
+        self.word(UNBOUND).swap(1, Ordering::AcqRel) == 0
+    }
+
     /// A task ended. Ranks that still wait need not wait for it.
     pub fn gone(&self, local_rank: u32) {
+        self.ended_before_the_decision(local_rank);
         if let Some(slot) = self.slots().get(local_rank as usize)
             && slot.compare_exchange(0, GONE, Ordering::AcqRel, Ordering::Acquire).is_ok()
         {
@@ -163,13 +186,14 @@ impl Gate {
     /// Arrives and waits for the others, at most `limit`.
     pub fn pass(&self, local_rank: u32, limit: Duration) -> Outcome {
         let end = Instant::now() + limit;
+        self.went_on(local_rank);
         if let Some(slot) = self.slots().get(local_rank as usize) {
             slot.store(ARRIVED, Ordering::Release);
             self.changed();
         }
         loop {
-            let seen = self.word(CHANGES).load(Ordering::Acquire);
-            if self.word(CLOSED).load(Ordering::Acquire) != 0 {
+            let seen = self.changes();
+            if self.is_closed() {
                 return Outcome::Closed;
             }
             let in_state = |state| {

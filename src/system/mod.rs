@@ -3,11 +3,13 @@
 //! the product lives here.
 
 pub mod access;
+pub mod affinity;
 pub mod child;
 pub mod folder;
 pub mod interfaces;
 pub mod limits;
 pub mod log;
+pub mod mempolicy;
 pub mod output;
 pub mod resolver;
 pub mod shared;
