@@ -4,6 +4,7 @@
 //! What is read from files takes a root directory, so that a recorded machine
 //! can be planned anywhere.
 
+mod bound;
 pub mod container;
 pub mod cpuset;
 pub mod directories;

@@ -10,7 +10,8 @@ use super::rdma::{self, GidRow};
 use super::topology::{Gpu, GpuVendor};
 use super::{CpuSet, Environment, NodeFacts, PciAddress, files};
 use crate::system::limits::{self, Resource};
-use crate::system::{access, child};
+use crate::system::mempolicy::{self, Policy};
+use crate::system::{access, affinity, child};
 
 /// The task's surroundings; what is not known is absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -141,11 +142,14 @@ impl TaskFacts {
     /// Reads what this process, a task of a step, has.
     pub fn read(root: &Path, environment: &Environment, node: &NodeFacts) -> TaskFacts {
         let limit = |resource, name| propagated(environment, name, limits::limit(resource));
-        let mask = limits::mask().map(|words| CpuSet::of_words(&words));
+        let mask = affinity::mask();
         TaskFacts {
             cpus: mask.as_ref().map(CpuSet::len),
             mask,
-            memory: MemoryFacts { allowed: memory_nodes(), has_policy: limits::has_memory_policy() },
+            memory: MemoryFacts {
+                allowed: memory_nodes(),
+                has_policy: mempolicy::policy().map(|policy| policy != Policy::Default),
+            },
             memlock: limit(Resource::LockedMemory, "SLURM_RLIMIT_MEMLOCK"),
             open_files: limit(Resource::OpenFiles, "SLURM_RLIMIT_NOFILE"),
             stack: limit(Resource::Stack, "SLURM_RLIMIT_STACK"),

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::gate::Gate;
 use super::host::{Handle, SpankError};
@@ -28,6 +28,8 @@ const SITE_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Node {
     /// The node's facts.
     pub facts: NodeFacts,
+    /// How long reading them took.
+    pub read_in: Duration,
     /// Below which facts are read.
     pub root: PathBuf,
     /// Where the tasks meet.
@@ -88,10 +90,13 @@ pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
         return Ok(());
     }
     let plugstack = Plugstack::parse(arguments.iter()).map_err(Failure::refused)?;
+    let start = Instant::now();
     let facts = NodeFacts::read(&plugstack.root);
+    let read_in = start.elapsed();
     let submitted = handle.environment()?;
     if let Some(node) = lock(&NODE).as_mut() {
         node.facts = facts;
+        node.read_in = read_in;
         node.root = plugstack.root;
         node.limit = plugstack.gate;
         node.submitted = submitted;
@@ -198,12 +203,21 @@ fn step_line(
     }
     if let Some(node) = node.filter(|_| level == LogLevel::Debug) {
         let facts = &node.facts;
-        line.push_str(&format!(" gpus={}", facts.gpu_models.len()));
+        let topology = &facts.topology;
+        line.push_str(&format!(
+            " gpus={} nics={}",
+            facts.gpu_models.len().max(topology.gpus.len()),
+            topology.nics.len()
+        ));
         if let Some(model) = facts.gpu_models.first() {
             line.push_str(&format!(" gpu_model={model:?}"));
         }
         if let Some((low, high)) = facts.ephemeral_ports {
             line.push_str(&format!(" ephemeral_ports={low}-{high}"));
+        }
+        line.push_str(&format!(" facts_ms={}", node.read_in.as_millis()));
+        if let Some(met) = node.gate.as_ref().and_then(Gate::how_they_met) {
+            line.push_str(&format!(" met={met:?}"));
         }
         line.push_str(&format!(" unknown={:?}", facts.unknown));
     }

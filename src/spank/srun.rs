@@ -17,6 +17,7 @@ use crate::config::site::Site;
 use crate::config::{self, FLAG_VARIABLE, Given, Plugstack, Settings};
 use crate::facts::network::{PATIENCE, Resolution, resolve};
 use crate::facts::step::FIRST_SPECIAL_STEP;
+use crate::facts::task::UserBound;
 use crate::facts::{Environment, User, container, hostlist};
 use crate::plan::checks::{self, From, Phase, Subject, Value};
 use crate::plan::marks::Marks;
@@ -47,10 +48,14 @@ pub const TOLD: &std::ffi::CStr = c"SLURM_PALINGENESIS_TOLD";
 
 /// Set where a container plugin's option was given: the names it is told to keep.
 pub const CONTAINER: &std::ffi::CStr = c"SLURM_PALINGENESIS_CONTAINER";
+/// Set where the user chose the tasks' CPUs: how.
+pub const CPU_BIND: &std::ffi::CStr = c"SLURM_PALINGENESIS_CPU_BIND";
+/// The same of their memory.
+pub const MEM_BIND: &std::ffi::CStr = c"SLURM_PALINGENESIS_MEM_BIND";
 
 /// All of these; task_init takes them out of the task's environment.
-pub const HANDED_OVER: [&std::ffi::CStr; 10] =
-    [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, MULTI_PROG, CONTAINER, REFUSAL, TOLD];
+pub const HANDED_OVER: [&std::ffi::CStr; 12] =
+    [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, MULTI_PROG, CONTAINER, CPU_BIND, MEM_BIND, REFUSAL, TOLD];
 
 /// How many marks are handed over. Lines behind them rank 0 tells again.
 const MOST_TOLD: usize = 200;
@@ -289,10 +294,26 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     if let Some(kept) = container::asked(&environment) {
         hand_over(CONTAINER, &kept.join(","));
     }
+    hand_over_bound(&[], &environment);
     // The user's own: each node adds what its site file has.
     hand_over(SPEC, &given.to_string());
     *lock(&SETTINGS) = Some(settings);
     Ok(())
+}
+
+/// Hands over whether the user chose the tasks' CPUs and memory. Of a het step no
+/// component's command can be told from srun's own words.
+fn hand_over_bound(command: &[String], environment: &Environment) {
+    let bound = UserBound::of(&words(), command, environment);
+    for (name, chosen) in [(CPU_BIND, bound.cpu), (MEM_BIND, bound.mem)] {
+        match chosen {
+            Some(text) => hand_over(name, &text),
+            None => {
+                // SAFETY: a C string; see hand_over.
+                unsafe { libc::unsetenv(name.as_ptr()) };
+            }
+        }
+    }
 }
 
 /// Of an srun with `--palingenesis-cache` and no flag, which is easily taken for
@@ -429,6 +450,9 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
         return Ok(());
     }
     let command = handle.command().unwrap_or_default();
+    if !het() {
+        hand_over_bound(&command, &Environment::of_process());
+    }
     let multi_prog = is_multi_prog(&command, &words());
     if multi_prog {
         hand_over(MULTI_PROG, "1");

@@ -4,26 +4,28 @@
 //! no node drained, the same under `required` and `optional`.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::gate::{Gate, Outcome};
+use super::gate::{Gate, Meeting, Outcome};
 use super::host::{self, Handle};
 use super::slurmstepd::{Node, with_node};
-use super::srun::{ADDRESS, CONTAINER, HANDED_OVER, HET, HOST, MARKS, MULTI_PROG, REFUSAL, SPEC, TERMINAL, TOLD};
+use super::srun::{
+    ADDRESS, CONTAINER, CPU_BIND, HANDED_OVER, HET, HOST, MARKS, MEM_BIND, MULTI_PROG, REFUSAL, SPEC, TERMINAL, TOLD,
+};
 use super::{Failure, kept};
 use crate::EXIT_REFUSED;
-use crate::act::directories;
 use crate::act::environment::{TaskEnvironment, apply};
 use crate::act::launch::start;
+use crate::act::{binding, directories};
 use crate::config::site::SiteView;
-use crate::config::{self, Settings, Source};
+use crate::config::{self, Settings, Source, Switch};
 use crate::facts::container::{self, Place};
 use crate::facts::directories::here;
 use crate::facts::network::{Interfaces, Network};
 use crate::facts::step::FIRST_SPECIAL_STEP;
-use crate::facts::task::Container;
+use crate::facts::task::{Container, Peers, UserBound, cores};
 use crate::facts::{Environment, NodeFacts, Rank0, StartFacts, Step, TaskFacts, User, netdevs, program};
-use crate::plan::{self, Facts, Plan, caches, fabric, launch, rendezvous, worker};
+use crate::plan::{self, Binding, Facts, Plan, caches, fabric, launch, rendezvous, worker};
 use crate::report;
 use crate::system::output::{exit_now, to_stderr};
 
@@ -94,7 +96,8 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     step.multi_prog = handed(MULTI_PROG).is_some();
     let rank0 = Rank0 { host: handed(HOST), address: handed(ADDRESS) };
     let asked = handed(CONTAINER);
-    let (task, mut submitted) = surroundings(asked.as_deref());
+    let (mut task, mut submitted) = surroundings(asked.as_deref());
+    task.bound_by_user = UserBound { cpu: handed(CPU_BIND), mem: handed(MEM_BIND) };
     let told = handed(TOLD).unwrap_or_default();
     if let Some(marks) = handed(MARKS) {
         if let Some(submitted) = &mut submitted {
@@ -102,21 +105,48 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
         }
         environment.set(config::MARKS, marks);
     }
-    let (plan, show) = make_plan(handle, &settings, &step, &environment, &rank0, &task, submitted.as_ref())?;
+    let Ready { plan, show, patience } =
+        make_plan(handle, &settings, &step, &environment, &rank0, &task, submitted.as_ref())?;
     apply(&plan, &mut handle)?;
+    bind(&plan);
     start(&plan, &mut handle)?;
     if step.rank == 0 {
         tell(&plan, show, &told);
     }
     with_node(|node| {
-        if let Some((gate, mut limit)) = node.and_then(|node| Some((node.gate.as_ref()?, node.limit))) {
-            if asked.is_some() || task.container == Container::Inside {
-                limit = limit.max(IMPORT);
-            }
-            wait(gate, limit, &step);
+        if let Some(gate) = node.and_then(|node| node.gate.as_ref()) {
+            wait(gate, patience, &step);
         }
     });
     Ok(())
+}
+
+/// How long this rank waits for the others of its node.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// From the moment at which it waits.
+    limit: Duration,
+    /// Until when, once a rank was missing: it is not waited for twice.
+    end: Option<Instant>,
+}
+
+impl Patience {
+    fn new(container: Container) -> Patience {
+        let limit = with_node(|node| node.map(|node| node.limit)).unwrap_or_default();
+        Patience { limit: if container == Container::None { limit } else { limit.max(IMPORT) }, end: None }
+    }
+
+    fn left(self) -> Duration {
+        self.end.map_or(self.limit, |end| end.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// A plan, and what belongs to it.
+struct Ready {
+    plan: Plan,
+    /// Whether it is to be shown.
+    show: bool,
+    patience: Patience,
 }
 
 /// Whether the task stands in a container, by comparison with slurmstepd, and
@@ -140,7 +170,7 @@ fn site_view(step: &Step, environment: &Environment) -> Option<SiteView> {
     with_node(|node| Some(node?.site.as_ref()?.view(partition, Some(&step.node), &user)))
 }
 
-/// The plan, and whether it is to be shown.
+/// Meets the ranks of this node, where binding needs it, and makes the plan.
 fn make_plan(
     handle: Handle,
     spec: &Settings,
@@ -149,7 +179,7 @@ fn make_plan(
     rank0: &Rank0,
     task: &TaskFacts,
     submitted: Option<&Environment>,
-) -> Result<(Plan, bool), Failure> {
+) -> Result<Ready, Failure> {
     // As submitted: a container's image may have other words for partition and user.
     let site = site_view(step, submitted.unwrap_or(environment));
     let merged = site.as_ref().map(|site| site.under(spec));
@@ -163,7 +193,11 @@ fn make_plan(
         .unwrap_or_else(|| (NodeFacts::default(), "/".into()));
     node.netdevs = node.netdevs.map(|devices| netdevs::of_this_namespace(&root, devices));
     let seen = TaskFacts::read(&root, environment, &node).within(task.container, task.container_keeps.clone());
-    let task = TaskFacts { start: Some(start), ..seen };
+    let cores = match (settings.exclusive, &seen.mask) {
+        (Switch::On, Some(mask)) => cores(&root, mask),
+        _ => Vec::new(),
+    };
+    let task = TaskFacts { start: Some(start), bound_by_user: task.bound_by_user.clone(), cores, ..seen };
     let facts = Facts {
         command: &command,
         node: &node,
@@ -175,8 +209,10 @@ fn make_plan(
         site: site.as_ref(),
         ..Facts::new(step, environment)
     };
-    let task =
-        TaskFacts { directories: directories::make(&caches::wanted(&facts, spec, &here())), ..facts.task.clone() };
+    let mut patience = Patience::new(task.container);
+    let peers = meet(&facts, settings, &mut patience);
+    let directories = directories::make(&caches::wanted(&facts, spec, &here()));
+    let task = TaskFacts { directories, peers, ..facts.task.clone() };
     let facts = Facts { task: &task, ..facts };
     let plan = plan::plan(&facts, spec);
     with_node(|node| {
@@ -184,7 +220,40 @@ fn make_plan(
             gate.keep_summary(&summary(&facts, settings, plan.as_ref().ok()));
         }
     });
-    Ok((plan.map_err(Failure::refused)?, settings.show))
+    Ok(Ready { plan: plan.map_err(Failure::refused)?, show: settings.show, patience })
+}
+
+/// What the node's ranks bring to each other, where the plan needs it.
+fn meet(facts: &Facts, settings: &Settings, patience: &mut Patience) -> Peers {
+    if !plan::binding::needs_meeting(facts, settings) {
+        return Peers::NotAsked;
+    }
+    let (step, own) = (facts.step, plan::binding::own(facts, settings));
+    let end = Instant::now() + patience.limit;
+    let meeting = with_node(|node| Some(node?.gate.as_ref()?.meet(step.local_rank, step.local_world_size, &own, end)));
+    match meeting {
+        Some(Meeting::Over(peers)) => {
+            if matches!(peers, Peers::Incomplete(_)) {
+                patience.end = Some(end);
+            }
+            peers
+        }
+        Some(Meeting::Closed) => exit_now(EXIT_REFUSED),
+        None => Peers::Incomplete("the node's ranks have no place to meet".into()),
+    }
+}
+
+/// Gives the rank its CPUs and its memory. What could not be is told once per
+/// node: it is the same for all of them.
+fn bind(plan: &Plan) {
+    let lines = binding::apply(plan).concat();
+    if lines.is_empty() {
+        return;
+    }
+    let first = with_node(|node| node.and_then(|node| node.gate.as_ref()).is_none_or(Gate::reports_unbound));
+    if first {
+        to_stderr(&lines);
+    }
 }
 
 /// What slurmstepd's log says of the node's ranks; of their plan, where there is one.
@@ -198,7 +267,15 @@ fn summary(facts: &Facts, settings: &Settings, plan: Option<&Plan>) -> String {
             fabric::fabric(facts, settings).0.name(),
         ),
     };
-    format!("node={} shape={} profile={profile} fabric={fabric}", step.node, shape.name())
+    let bound = plan.map_or_else(|| "-".into(), |plan| bound(&plan.binding));
+    format!("node={} shape={} profile={profile} fabric={fabric} bound={bound}", step.node, shape.name())
+}
+
+/// What the rank's binding changes, in a word.
+fn bound(binding: &Binding) -> String {
+    let parts = [("cpu", binding.cpus.is_some()), ("mem", binding.memory.is_some())];
+    let parts: Vec<&str> = parts.iter().filter(|(_, set)| *set).map(|(name, _)| *name).collect();
+    if parts.is_empty() { "-".into() } else { parts.join("+") }
 }
 
 /// What the task finds of palingenesis-worker, where that is to be started.
@@ -221,12 +298,12 @@ fn tell(plan: &Plan, show: bool, told: &str) {
 }
 
 /// Waits for the node's other ranks.
-fn wait(gate: &Gate, limit: Duration, step: &Step) {
-    let (missing, what) = match gate.pass(step.local_rank, limit) {
+fn wait(gate: &Gate, patience: Patience, step: &Step) {
+    let (missing, what) = match gate.pass(step.local_rank, patience.left()) {
         Outcome::Open => return,
         Outcome::Closed => exit_now(EXIT_REFUSED),
         Outcome::Gone(ranks) => (ranks, "ended before the start".to_string()),
-        Outcome::Late(ranks) => (ranks, format!("did not come to the start within {} s", limit.as_secs())),
+        Outcome::Late(ranks) => (ranks, format!("did not come to the start within {} s", patience.limit.as_secs())),
     };
     if gate.reports_missing() {
         let ranks: Vec<String> = missing.iter().map(u32::to_string).collect();

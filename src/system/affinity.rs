@@ -48,6 +48,13 @@ fn set(cpus: &CpuSet) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn as_many_as_nproc_says() {
+        let nproc = std::process::Command::new("nproc").env_remove("OMP_NUM_THREADS").output().unwrap();
+        let nproc: u32 = String::from_utf8_lossy(&nproc.stdout).trim().parse().unwrap();
+        assert_eq!(mask().map(|mask| mask.len()), Some(nproc));
+    }
+
     /// As the kernel itself lists it, of this thread.
     fn listed() -> CpuSet {
         let text = std::fs::read_to_string("/proc/thread-self/status").unwrap();

@@ -1,7 +1,6 @@
-//! What the kernel grants this process: CPUs, resource limits, shared memory.
+//! What the kernel grants this process: resource limits, shared memory.
 
 use std::ffi::CString;
-use std::mem::size_of_val;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -28,26 +27,6 @@ pub fn limit(resource: Resource) -> Option<(u64, u64)> {
     (unsafe { libc::getrlimit(number, &mut limit) } == 0).then_some((limit.rlim_cur, limit.rlim_max))
 }
 
-/// This thread's affinity mask, as words of 64 CPUs, the first ones first.
-pub fn mask() -> Option<Vec<u64>> {
-    // Room for 32,768 CPUs; the kernel refuses a mask shorter than its own.
-    let mut mask = [0u64; 512];
-    // SAFETY: pointer and length are those of a live array; 0 is this thread.
-    let outcome = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
-    (outcome == 0).then(|| mask.to_vec())
-}
-
-/// Whether this thread has a memory policy of its own (set_mempolicy, numactl,
-/// srun --mem-bind); `None` where the kernel does not say, as one without NUMA or
-/// a container that forbids the question.
-pub fn has_memory_policy() -> Option<bool> {
-    let mut mode: libc::c_int = 0;
-    let none = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: the kernel writes one int, which is ours; no nodes are asked for.
-    let outcome = unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, none, 0, none, 0) };
-    (outcome == 0).then_some(mode != libc::MPOL_DEFAULT)
-}
-
 /// The size in bytes of the tmpfs mounted at `path`; `None` where there is none.
 pub fn tmpfs_size(path: &Path) -> Option<u64> {
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
@@ -71,11 +50,6 @@ mod tests {
 
     #[test]
     fn this_process_s_own() {
-        // nproc is another reader of the same mask.
-        let nproc = std::process::Command::new("nproc").env_remove("OMP_NUM_THREADS").output().unwrap();
-        let nproc: u32 = String::from_utf8_lossy(&nproc.stdout).trim().parse().unwrap();
-        let mask = mask().unwrap();
-        assert_eq!(mask.iter().map(|word| word.count_ones()).sum::<u32>(), nproc);
         let text = std::fs::read_to_string("/proc/self/limits").unwrap();
         for (resource, name) in [
             (Resource::LockedMemory, "Max locked memory"),
@@ -87,23 +61,6 @@ mod tests {
             let soft = limit(resource).unwrap().0;
             assert_eq!(said, if soft == u64::MAX { "unlimited".into() } else { soft.to_string() }, "{name}");
         }
-    }
-
-    /// In a child, whose policy is no other test's.
-    #[test]
-    fn a_memory_policy_is_seen() {
-        let Some(before) = has_memory_policy() else {
-            return; // A container that forbids the question.
-        };
-        let answer = crate::system::child::run(std::time::Duration::from_secs(10), || {
-            let policy = |mode: libc::c_int| {
-                // SAFETY: no node mask is given.
-                let outcome = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, 0usize, 0usize) };
-                u8::from(outcome == 0 && has_memory_policy() == Some(true))
-            };
-            vec![policy(libc::MPOL_PREFERRED), policy(libc::MPOL_DEFAULT)]
-        });
-        assert_eq!((before, answer.unwrap()), (false, vec![1, 0]));
     }
 
     #[test]

@@ -32,9 +32,10 @@ use serde::Serialize;
 use crate::config::Settings;
 use crate::facts::CpuSet;
 use crate::facts::task::Peer;
+use crate::facts::topology::GpuVendor;
 
 use super::precedence::Offers;
-use super::{Facts, Plan, Shape};
+use super::{Facts, Plan, Shape, launch};
 pub use distance::Distance;
 pub use memory::MemoryPolicy;
 pub use nics::NodeNics;
@@ -68,6 +69,19 @@ impl Binding {
     fn say(&mut self, what: &'static str, value: Option<String>, why: impl Into<String>) {
         self.decisions.push(Decision { what, value, why: why.into() });
     }
+}
+
+/// Whether the ranks of a node have to meet before their plans are made: where
+/// their CPUs may have to be exchanged. From what all of them know alike, or some
+/// would wait for others that do not come.
+pub fn needs_meeting(facts: &Facts, settings: &Settings) -> bool {
+    let step = facts.step;
+    let shape = launch::shape(settings, facts.command, step.pty, step.terminal, step.one_task_on_each_node());
+    settings.bind.cpu
+        && step.local_world_size > 1
+        && shape.tasks_are_ranks()
+        && facts.task.bound_by_user.cpu.is_none()
+        && facts.node.topology.gpus.iter().any(|gpu| gpu.vendor == GpuVendor::Nvidia)
 }
 
 /// What this rank brings to its node's meeting, from its own facts alone.
