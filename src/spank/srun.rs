@@ -284,6 +284,8 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     }
     if het() {
         hand_over(HET, "1");
+        // Of no component's command can be told where it ends among srun's words.
+        hand_over_bound(&[], &environment);
     }
     if let Some(marks) = environment.get(config::MARKS) {
         hand_over(MARKS, marks);
@@ -294,24 +296,18 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     if let Some(kept) = container::asked(&environment) {
         hand_over(CONTAINER, &kept.join(","));
     }
-    hand_over_bound(&[], &environment);
     // The user's own: each node adds what its site file has.
     hand_over(SPEC, &given.to_string());
     *lock(&SETTINGS) = Some(settings);
     Ok(())
 }
 
-/// Hands over whether the user chose the tasks' CPUs and memory. Of a het step no
-/// component's command can be told from srun's own words.
+/// Hands over whether the user chose the tasks' CPUs and memory.
 fn hand_over_bound(command: &[String], environment: &Environment) {
     let bound = UserBound::of(&words(), command, environment);
     for (name, chosen) in [(CPU_BIND, bound.cpu), (MEM_BIND, bound.mem)] {
-        match chosen {
-            Some(text) => hand_over(name, &text),
-            None => {
-                // SAFETY: a C string; see hand_over.
-                unsafe { libc::unsetenv(name.as_ptr()) };
-            }
+        if let Some(text) = chosen {
+            hand_over(name, &text);
         }
     }
 }
