@@ -1,0 +1,329 @@
+//! Binding on a real Slurm: two ranks whose GPUs are beside each other's CPU
+//! exchange their masks before their programs start, and nothing changes where
+//! the user chose, or where a rank does not come.
+//!
+//! The node pretends two sockets of one core, which this machine's two CPUs
+//! stand for, and its GPUs are files as the driver and sysfs have them. What one
+//! machine cannot show: a second NUMA node, so that a policy for node 1 is only
+//! seen not to be set, and that any of it is faster.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use common::{Said, Sandbox, fault_library, library};
+
+/// A GPU beside one CPU: its PCI address, the CPU, which is its NUMA node, too.
+type Gpu = (&'static str, u32);
+
+/// GPU 0 is beside CPU 1, which Slurm gives to rank 1, and the other way round.
+const CROSSED: [Gpu; 2] = [("0000:01:00.0", 1), ("0000:81:00.0", 0)];
+const STRAIGHT: [Gpu; 2] = [("0000:01:00.0", 0), ("0000:81:00.0", 1)];
+
+/// The two masks, of rank 0 and of rank 1, as Slurm sets them with two CPUs on two
+/// sockets, and exchanged.
+const SLURM_S: [&str; 2] = ["0", "1"];
+const EXCHANGED: [&str; 2] = ["1", "0"];
+
+fn write(root: &Path, path: &str, text: &str) {
+    let file = root.join(path);
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(file, format!("{text}\n")).unwrap();
+}
+
+/// A machine of two NUMA nodes with a CPU each, as its kernel shows it.
+fn machine(root: &Path, gpus: &[Gpu]) {
+    let _ = fs::remove_dir_all(root);
+    for (path, text) in [
+        ("sys/devices/system/cpu/online", "0-1"),
+        ("sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "0"),
+        ("sys/devices/system/cpu/cpu1/topology/thread_siblings_list", "1"),
+        ("sys/devices/system/node/online", "0-1"),
+        ("sys/devices/system/node/has_cpu", "0-1"),
+        ("sys/devices/system/node/node0/cpulist", "0"),
+        ("sys/devices/system/node/node0/distance", "10 21"),
+        ("sys/devices/system/node/node1/cpulist", "1"),
+        ("sys/devices/system/node/node1/distance", "21 10"),
+    ] {
+        write(root, path, text);
+    }
+    let links = root.join("sys/bus/pci/devices");
+    fs::create_dir_all(&links).unwrap();
+    for (minor, (address, cpu)) in gpus.iter().enumerate() {
+        let information = format!(
+            "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 99\nGPU UUID: \t \
+             GPU-00000000-0000-0000-0000-00000000000{minor}\nBus Location: \t {address}\nDevice Minor: \t {minor}"
+        );
+        write(root, &format!("proc/driver/nvidia/gpus/{address}/information"), &information);
+        let directory = format!("devices/pci{}/{}/{address}", &address[..7], address.replace(":00.0", ":01.0"));
+        let sys = root.join("sys");
+        for (name, text) in
+            [("numa_node", cpu.to_string()), ("local_cpulist", cpu.to_string()), ("vendor", "0x10de".to_string())]
+        {
+            write(&sys, &format!("{directory}/{name}"), &text);
+        }
+        symlink(format!("../../../{directory}"), links.join(address)).unwrap();
+    }
+}
+
+struct Cluster {
+    sandbox: Sandbox,
+    library: String,
+}
+
+impl Cluster {
+    /// Two nodes of two sockets with a core and a GPU each; says why not on a
+    /// machine with fewer CPUs.
+    fn up(name: &str, gpus: &[Gpu], library: &Path, arguments: &[&str]) -> Option<Cluster> {
+        if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
+            println!("skipped: one CPU only: there is nothing to exchange");
+            return None;
+        }
+        let shape = ["--sockets", "2", "--cores", "1", "--gpus", "2"];
+        let sandbox = Sandbox::up(&format!("binding-{name}"), &[&shape[..], arguments].concat())?;
+        let cluster = Cluster { sandbox, library: library.display().to_string() };
+        cluster.machine(gpus);
+        cluster.load("");
+        Some(cluster)
+    }
+
+    fn machine(&self, gpus: &[Gpu]) {
+        machine(&self.sandbox.dir().join("home/machine"), gpus);
+    }
+
+    fn load(&self, arguments: &str) {
+        let root = self.sandbox.dir().join("home/machine");
+        self.sandbox.plugstack(&[&format!("optional {} root={} {arguments}", self.library, root.display())]);
+    }
+
+    /// Runs the line, in which TASK is a program that prints its rank, its CPUs and
+    /// its memory policy, as the kernel lists both.
+    fn try_run(&self, line: &str) -> Said {
+        let task = self.sandbox.dir().join("home/task");
+        if !task.exists() {
+            let text = "#!/bin/sh\n\
+                        cpus=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)\n\
+                        policy=$(sed -n '1s/^[0-9a-f]* //; 1s/ file=.*//p' /proc/self/numa_maps)\n\
+                        echo \"$SLURM_PROCID|$cpus|$policy\"\n";
+            fs::write(&task, text).unwrap();
+            fs::set_permissions(&task, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        }
+        self.sandbox.run(&line.replace("TASK", &task.display().to_string()))
+    }
+
+    #[track_caller]
+    fn run(&self, line: &str) -> Ranks {
+        let said = self.try_run(line);
+        assert_eq!(said.code, 0, "{line}: {said:#?}");
+        Ranks::of(said)
+    }
+
+    /// Two ranks on one node.
+    #[track_caller]
+    fn two(&self, environment: &str, options: &str) -> Ranks {
+        self.run(&format!("{environment} srun -Q -N1 -n2 --gpus-per-node=2 {options} TASK"))
+    }
+}
+
+/// What is told, but for a rank's having one CPU, as it must here.
+fn told(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| line.contains("palingenesis: ") && !line.ends_with(" [cpus]")).collect()
+}
+
+/// What the ranks printed.
+#[derive(Debug)]
+struct Ranks {
+    said: Said,
+    cpus: BTreeMap<u32, String>,
+    policies: BTreeMap<u32, String>,
+}
+
+impl Ranks {
+    fn of(said: Said) -> Ranks {
+        let (mut cpus, mut policies) = (BTreeMap::new(), BTreeMap::new());
+        for line in said.out.lines() {
+            if let [rank, mask, policy] = line.split('|').collect::<Vec<_>>()[..] {
+                let rank = rank.parse().unwrap();
+                cpus.insert(rank, mask.to_string());
+                policies.insert(rank, policy.to_string());
+            }
+        }
+        Ranks { said, cpus, policies }
+    }
+
+    #[track_caller]
+    fn have(&self, cpus: [&str; 2], what: &str) {
+        let found: Vec<&str> = self.cpus.values().map(String::as_str).collect();
+        assert_eq!(found, cpus, "{what}: {:#?}", self.said);
+    }
+
+    #[track_caller]
+    fn are_quiet(self) -> Ranks {
+        assert_eq!(told(&self.said.err), Vec::<&str>::new(), "{:#?}", self.said);
+        self
+    }
+}
+
+/// <https://docs.coreweave.com/products/sunk/optimize_workloads/cpu-binding-numa-affinity>:
+/// Slurm deals tasks out over sockets in turn, whichever GPU is where.
+#[test]
+fn ranks_whose_gpus_are_crossed_exchange_their_cpus() {
+    let Some(cluster) = Cluster::up("crossed", &CROSSED, &library(), &[]) else { return };
+    // What the test rests on: Slurm binds, and the flag decides.
+    cluster.two("", "").have(SLURM_S, "without the flag");
+    cluster.two("", "--palingenesis").are_quiet().have(EXCHANGED, "crossed");
+    cluster.run("srun -Q -N1 -n2 --palingenesis=bind=cpu --gpus-per-node=2 TASK").have(EXCHANGED, "bind=cpu");
+    for spec in ["bind=off", "bind=mem", "bind=nic", "off", "bind=mem+nic", "launch=shell"] {
+        cluster.two("", &format!("--palingenesis={spec}")).have(SLURM_S, spec);
+    }
+    // Two nodes have a gate each.
+    let ranks = cluster.run("srun -Q -N2 -n4 --ntasks-per-node=2 --gpus-per-node=2 --palingenesis TASK");
+    let found: Vec<&str> = ranks.cpus.values().map(String::as_str).collect();
+    assert_eq!(found.len(), 4, "{ranks:#?}");
+    assert!([[0, 1], [2, 3]].iter().all(|node| found[node[0]] != found[node[1]]), "{ranks:#?}");
+    let ranks = cluster.run("salloc -Q -N1 -n2 --gpus-per-node=2 srun --palingenesis TASK");
+    ranks.have(EXCHANGED, "in a job of salloc");
+    cluster.machine(&STRAIGHT);
+    cluster.two("", "--palingenesis").are_quiet().have(SLURM_S, "straight");
+}
+
+/// <https://github.com/NVIDIA/srt-slurm/issues/326>: masks that the user chose and
+/// a program beneath then lost.
+#[test]
+fn what_the_user_chose_stays() {
+    let Some(cluster) = Cluster::up("chosen", &CROSSED, &library(), &[]) else { return };
+    for option in [
+        "--cpu-bind=map_cpu:0,1",
+        "--cpu-bind map_cpu:0,1",
+        "--cpu_bind=mask_cpu:0x1,0x2",
+        "--cpu-b=map_cpu:0,1",
+        "--cpu-bind=cores",
+        "--cpu-bind=rank",
+    ] {
+        cluster.two("", &format!("--palingenesis {option}")).have(SLURM_S, option);
+        // Without ours it is the same.
+        cluster.two("", option).have(SLURM_S, option);
+    }
+    cluster.two("", "--palingenesis --cpu-bind=none").have(["0-1", "0-1"], "--cpu-bind=none");
+    cluster.two("", "--palingenesis --cpu-bind=map_cpu:1,0").have(EXCHANGED, "map_cpu:1,0");
+    // To print it is no choice.
+    cluster.two("", "--palingenesis --cpu-bind=verbose").have(EXCHANGED, "--cpu-bind=verbose");
+    // The command's own words are not srun's.
+    let line = "srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c TASK sh --cpu-bind=none --mem-bind=local";
+    cluster.run(line).have(EXCHANGED, line);
+
+    cluster.two("SLURM_CPU_BIND=map_cpu:0,1", "--palingenesis").have(SLURM_S, "SLURM_CPU_BIND=map_cpu");
+    cluster.two("SLURM_CPU_BIND=none", "--palingenesis").have(["0-1", "0-1"], "SLURM_CPU_BIND=none");
+    cluster.two("SLURM_CPU_BIND=quiet", "--palingenesis").have(EXCHANGED, "SLURM_CPU_BIND=quiet");
+}
+
+/// <https://github.com/nebius/soperator/pull/2316>: in a step Slurm sets
+/// SLURM_CPU_BIND itself, and an srun inside takes it for an option. In a batch
+/// script there is none.
+#[test]
+fn the_bind_variables_of_an_outer_step_are_obeyed_and_a_batch_script_has_none() {
+    let Some(cluster) = Cluster::up("nested", &CROSSED, &library(), &[]) else { return };
+    // The inner step has the outer one's masks, which are those of two tasks.
+    let line = "srun -Q -N1 -n2 --gpus-per-node=2 sh -c '[ $SLURM_PROCID = 1 ] ||
+                srun -Q -N1 -n2 --gpus-per-node=2 --overlap --palingenesis TASK'";
+    cluster.run(line).have(SLURM_S, "nested");
+    let script = "cd; printf '%s\\n' '#!/bin/sh' 'env | grep SLURM_CPU_BIND' \
+                  'srun -Q --palingenesis TASK' >job
+                  sbatch -Q -N1 -n2 --gpus-per-node=2 --parsable -o out job >id
+                  for i in {1..300}; do [ $(grep -cs '|' out) = 2 ] && break; sleep 0.1; done; cat out";
+    let ranks = cluster.run(script);
+    assert!(!ranks.said.out.contains("SLURM_CPU_BIND"), "{ranks:#?}");
+    ranks.have(EXCHANGED, "in a batch script");
+}
+
+/// set_mempolicy(2) survives execve: the program finds it.
+#[test]
+fn memory_is_preferred_beside_the_cpus_and_a_node_that_is_not_there_is_left() {
+    let Some(cluster) = Cluster::up("memory", &CROSSED, &library(), &[]) else { return };
+    let policies = |environment: &str, options: &str| {
+        let ranks = cluster.two(environment, options);
+        ranks.policies.into_values().collect::<Vec<_>>()
+    };
+    // Rank 1 runs on CPU 0 now, of node 0; this machine has no node 1 for rank 0.
+    let preferred = policies("", "--palingenesis").pop().unwrap();
+    assert!(preferred == "prefer (many):0" || preferred == "prefer:0", "{preferred}");
+    for (options, expected) in [
+        ("", ["default", "default"]),
+        ("--palingenesis", ["default", preferred.as_str()]),
+        ("--palingenesis=mem=bind", ["default", "bind:0"]),
+        ("--palingenesis=mem=off", ["default", "default"]),
+        ("--palingenesis=bind=off", ["default", "default"]),
+        ("--palingenesis=bind=cpu", ["default", "default"]),
+        // The masks stay, and the memory goes with them.
+        ("--palingenesis --cpu-bind=cores", [preferred.as_str(), "default"]),
+        ("--palingenesis=bind=mem", [preferred.as_str(), "default"]),
+        ("--palingenesis --mem-bind=local", ["bind:0", "bind:0"]),
+        ("--mem-bind=local", ["bind:0", "bind:0"]),
+        ("--palingenesis --mem-bind=none", ["default", "default"]),
+    ] {
+        assert_eq!(policies("", options), expected, "{options}");
+    }
+    assert_eq!(policies("SLURM_MEM_BIND=none", "--palingenesis"), ["default", "default"]);
+
+    // get_mempolicy(2) itself: MPOL_PREFERRED_MANY is 5, MPOL_PREFERRED 1.
+    let python = "import ctypes, os\n\
+                  mode, nodes = ctypes.c_int(), (ctypes.c_ulong * 64)()\n\
+                  code = ctypes.CDLL(None).syscall(239, ctypes.byref(mode), nodes, ctypes.c_ulong(4096), None, 0)\n\
+                  print(os.environ['RANK'], code, mode.value, nodes[0], sorted(os.sched_getaffinity(0)))\n";
+    if cfg!(target_arch = "x86_64") && Path::new("/usr/bin/python3").exists() {
+        fs::write(cluster.sandbox.dir().join("home/policy.py"), python).unwrap();
+        let file = cluster.sandbox.dir().join("home/policy.py");
+        let line =
+            format!("srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis /usr/bin/python3 {} | sort", file.display());
+        let said = cluster.sandbox.run(&line).ok();
+        let mode = if preferred == "prefer:0" { 1 } else { 5 };
+        assert_eq!(said.out, format!("0 0 0 0 [1]\n1 0 {mode} 1 [0]\n"), "{said:#?}");
+    }
+}
+
+/// A rank that ends or hangs before the meeting: the others keep their masks and
+/// run, after the deadline once.
+#[test]
+fn with_one_rank_missing_the_masks_stay_and_the_job_runs() {
+    let Some(cluster) = Cluster::up("missing", &CROSSED, &fault_library(), &[]) else { return };
+    cluster.two("", "--palingenesis").have(EXCHANGED, "all ranks are there");
+
+    cluster.load("gate=600 fault=task_init:kill:rank=1");
+    // Into a file: what a rank prints while srun reports another's end may be lost.
+    let said = cluster.try_run(
+        "cd; rm -f ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran'; echo $?; cat ran",
+    );
+    assert!(said.out.starts_with("137\n"), "{said:#?}");
+    let [line] = told(&said.err)[..] else { panic!("{said:#?}") };
+    assert!(line.contains("warning: local rank 1 on n1 ended before the start"), "{line}");
+    let ranks = Ranks::of(said);
+    assert_eq!(ranks.cpus, BTreeMap::from([(0, "0".to_string())]), "{ranks:#?}");
+
+    cluster.load("gate=4 fault=task_init:hang:rank=0");
+    let said = cluster.try_run(
+        "rm $HOME/ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >$HOME/ran; sleep 100' >$HOME/out 2>&1 &
+         start=$(date +%s)
+         for i in {1..300}; do grep -qs '|' $HOME/ran && break; sleep 0.1; done
+         cat $HOME/ran; echo waited $(( $(date +%s) - start ))
+         scancel $(squeue -h -o %A); wait $!; grep palingenesis: $HOME/out",
+    );
+    let ranks = Ranks::of(said);
+    assert_eq!(ranks.cpus, BTreeMap::from([(1, "1".to_string())]), "{ranks:#?}");
+    let waited = ranks.said.out.lines().find_map(|line| line.strip_prefix("waited ")).unwrap();
+    let waited: u32 = waited.parse().unwrap();
+    // The deadline once, not for the meeting and again for the start.
+    assert!((3..=7).contains(&waited), "{ranks:#?}");
+    let [line] = told(&ranks.said.out)[..] else { panic!("{ranks:#?}") };
+    assert!(line.contains("warning: local rank 0 on n1 did not come to the start within 4 s"), "{line}");
+
+    // One that refuses stops the others, which wait for it.
+    cluster.load("gate=600 fault=task_init:error:rank=1");
+    let said = cluster.try_run("srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis TASK");
+    assert_eq!((said.code, said.ours().len()), (78, 1), "{said:#?}");
+    assert!(!said.out.contains('|'), "{said:#?}");
+    cluster.load("");
+    cluster.two("", "--palingenesis").have(EXCHANGED, "afterwards");
+}
