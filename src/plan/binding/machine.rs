@@ -5,7 +5,7 @@ use crate::config::{Settings, Source};
 use crate::facts::pci::{PciAddress, Place};
 use crate::facts::rdma::LinkLayer;
 use crate::facts::topology::{Gpu, GpuVendor, Netdev, Nic, NicKind, NumaNode};
-use crate::facts::{CpuSet, RdmaPort, Topology};
+use crate::facts::{CpuSet, NodeFacts, RdmaPort, Topology};
 
 use super::nics::{NodeNics, View, choose};
 
@@ -147,6 +147,13 @@ impl Machine {
         self.topology.nics.sort_by_key(|nic| (nic.place.is_none(), key(nic), nic.name.clone()));
         self.ports.sort_by(|one, other| (&one.device, one.port).cmp(&(&other.device, other.port)));
         self
+    }
+
+    /// As the facts of a node.
+    pub fn node_facts(&self) -> NodeFacts {
+        let gpu_models = self.topology.gpus.iter().filter_map(|gpu| gpu.model.clone()).collect();
+        let (topology, rdma) = (self.topology.clone(), Some(self.ports.clone()));
+        NodeFacts { gpu_models, rdma, topology, ..NodeFacts::default() }
     }
 
     pub fn with<R>(&self, spec: &str, look: impl FnOnce(&View) -> R) -> R {

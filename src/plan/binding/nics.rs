@@ -5,7 +5,7 @@
 //! either, nothing is set.
 
 use crate::config::nics::{NicPattern, NicRules};
-use crate::config::{Fabric, NicDown, Settings, printable};
+use crate::config::{CheckLevel, Fabric, NicDown, Settings, printable};
 use crate::facts::pci::PciAddress;
 use crate::facts::rdma::LinkLayer;
 use crate::facts::topology::{Nic, NicKind};
@@ -237,8 +237,11 @@ impl<'a> Choice<'a> {
         (place.vendor, place.device)
     }
 
+    /// Whether its ports are part of a bond. On InfiniBand that is a matter of IP
+    /// alone, and RDMA goes past it.
     fn is_bonded(&self, nic: usize) -> bool {
-        self.nics[nic].netdevs.iter().any(|netdev| netdev.master.is_some())
+        let ethernet = self.units.iter().any(|unit| unit.nic == nic && unit.active && unit.link == Link::Ethernet);
+        ethernet && self.nics[nic].netdevs.iter().any(|netdev| netdev.master.is_some())
     }
 
     fn has_default_route(&self, nic: usize) -> bool {
@@ -575,7 +578,9 @@ impl<'a> Choice<'a> {
         let mut uses = vec![0usize; self.nics.len()];
         let mut of_gpu = vec![Vec::new(); self.gpus().len()];
         for (cards, gpus) in groups.iter().filter(|(cards, _)| !cards.is_empty()) {
-            let each = (cards.len() / gpus.len()).max(1);
+            // What is another GPU's own is taken for want of better only.
+            let free = cards.iter().filter(|card| uses[**card] == 0).count();
+            let each = (free / gpus.len()).max(1);
             let mut shares: Vec<usize> = Vec::new();
             for _ in 0..each * gpus.len() {
                 if let Some(card) = cards.iter().min_by_key(|card| uses[**card]) {
@@ -632,7 +637,7 @@ impl<'a> Choice<'a> {
         faults
     }
 
-    /// Cards of one model near most of the GPUs, none of which is active, where
+    /// Cards of one model and kind near most of the GPUs, none of which is active, where
     /// what is used is near fewer.
     fn dead_fabric(&self, used: &[usize]) -> Vec<usize> {
         let near = |nics: &[usize]| self.gpus().filter(|gpu| self.nearest(*gpu, nics).is_near()).count();
@@ -641,7 +646,8 @@ impl<'a> Choice<'a> {
             .collect();
         let mut dead: Vec<usize> = Vec::new();
         for nic in &idle {
-            let alike = |other: &usize| self.model(*other) == self.model(*nic);
+            let kind = |nic: usize| self.units.iter().find(|unit| unit.nic == nic).map(|unit| unit.link);
+            let alike = |other: &usize| self.model(*other) == self.model(*nic) && kind(*other) == kind(*nic);
             if used.iter().any(alike) || dead.iter().any(alike) {
                 continue;
             }
@@ -685,9 +691,13 @@ impl<'a> Choice<'a> {
         if let Some(why) = &self.out[nic] {
             return no(why);
         }
+        let name = self.name(nic);
         let Some(unit) = unit else {
             return no(match self.nics[nic].kind {
                 NicKind::Slingshot => "its network device is down",
+                NicKind::Verbs if self.view.ports.iter().any(|port| port.device == name && !port.readable) => {
+                    "the state of its port cannot be read"
+                }
                 NicKind::Verbs if self.units.iter().any(|unit| unit.nic == nic) => "no port is active",
                 NicKind::Verbs => "no port of it is known",
             });
@@ -724,7 +734,7 @@ fn units(index: usize, nic: &Nic, ports: &[RdmaPort]) -> Vec<Unit> {
         nic: index,
         port: Some(port.port),
         link: Link::of(port),
-        active: port.active,
+        active: port.active && port.link_up && port.readable,
         gbps: port.gbps,
     };
     own.map(unit).collect()
@@ -752,21 +762,20 @@ fn best(classes: &[Class], near: bool) -> Option<usize> {
 
 /// Whether `other` is surely not the fabric.
 fn is_sure(winner: &Class, other: &Class, near: bool) -> bool {
-    let infiniband_beats = winner.link == Link::InfiniBand && other.link == Link::Ethernet;
-    if near && winner.cover > other.cover {
-        // A slow port beside a GPU proves nothing.
-        return 2 * winner.rate >= other.rate;
-    }
-    if !near && winner.cover < other.cover {
-        return infiniband_beats && winner.rate >= 2 * other.rate;
-    }
+    let nearer = winner.cover > other.cover;
+    // InfiniBand is seldom there for management; RDMA on Ethernet is everywhere.
     if winner.link == Link::Ethernet && other.link == Link::InfiniBand {
-        return winner.bandwidth >= 4 * other.bandwidth;
+        return winner.bandwidth >= other.bandwidth.saturating_mul(if near && nearer { 2 } else { 4 });
     }
-    winner.bandwidth > other.bandwidth
-        || winner.cover > other.cover
-        || (!winner.bonded && other.bonded)
-        || (!winner.routed && other.routed)
+    if near && nearer {
+        // A slow port beside a GPU proves nothing.
+        return winner.rate == 0 || 2 * winner.rate >= other.rate;
+    }
+    if winner.cover < other.cover {
+        let overtops = winner.link == Link::InfiniBand && other.link == Link::Ethernet;
+        return overtops && winner.rate >= 2 * other.rate;
+    }
+    winner.bandwidth > other.bandwidth || nearer || (!winner.bonded && other.bonded) || (!winner.routed && other.routed)
 }
 
 impl NodeNics {
@@ -813,7 +822,7 @@ impl NodeNics {
         match self.fabric {
             Some("InfiniBand" | "Ethernet") => Ok(()),
             Some(other) => Err(format!("the fabric is {other}, which is reached by libfabric, not by RDMA verbs")),
-            None => Err("no compute fabric found: no card for it is active".into()),
+            None => Err("no compute fabric found: none of the cards that may be used is active".into()),
         }
     }
 
@@ -993,6 +1002,9 @@ fn left_out(view: &View, nics: &NodeNics) -> String {
 
 /// A card that is down, or slow, of a GPU that this task may use.
 fn tell_faults(plan: &mut Plan, facts: &Facts, settings: &Settings, nics: &NodeNics) {
+    if settings.checks == CheckLevel::Off && settings.nic_down == NicDown::Warn {
+        return;
+    }
     let seen = visible::visible(facts, settings).ok();
     for ((gpu, down), text) in nics.faults.iter().zip(&nics.fallbacks) {
         if seen.as_ref().is_some_and(|seen| !seen.contains(gpu)) {
