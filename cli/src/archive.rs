@@ -8,7 +8,7 @@ use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use palingenesis::config::printable;
 use palingenesis::facts::record::Entry;
 use tar::{Builder, EntryType, Header};
@@ -31,12 +31,13 @@ pub fn write(file: &Path, entries: &Entries) -> anyhow::Result<u64> {
     if entries.len() > MOST_ENTRIES || bytes as u64 > MOST_BYTES {
         bail!("{} files of {bytes} bytes are more than a record may hold", entries.len());
     }
-    let open = File::create(file).with_context(|| format!("cannot write {}", shown(file)))?;
+    let failed = |error: io::Error| anyhow!("cannot write {}: {error}", shown(file));
+    let open = File::create(file).map_err(failed)?;
     let packed = pack(BufWriter::new(open), entries);
     packed.and_then(|writer| writer.into_inner()?.metadata()).map(|data| data.len()).map_err(|error| {
         // Half an archive must not be sent to anybody.
         let _ = fs::remove_file(file);
-        anyhow::Error::from(error).context(format!("cannot write {}", shown(file)))
+        failed(error)
     })
 }
 
@@ -102,9 +103,10 @@ impl Drop for Unpacked {
 
 /// Unpacks an archive into a directory of its own.
 pub fn unpack(file: &Path) -> anyhow::Result<Unpacked> {
-    let entries = read(file).with_context(|| format!("{} is no record that can be replayed", shown(file)))?;
-    let unpacked = Unpacked::empty().context("cannot make a directory for the record")?;
-    lay_out(unpacked.root(), &entries).context("cannot unpack the record")?;
+    let entries = read(file).map_err(|why| anyhow!("{} is no record that can be replayed: {why:#}", shown(file)))?;
+    let unpacked = Unpacked::empty().map_err(|why| anyhow!("cannot make a directory for the record: {why}"))?;
+    let laid_out = lay_out(unpacked.root(), &entries);
+    laid_out.map_err(|why| anyhow!("cannot unpack the record into {}: {why}", shown(unpacked.root())))?;
     Ok(unpacked)
 }
 
@@ -236,7 +238,7 @@ fn check_links(entries: &Entries) -> anyhow::Result<()> {
             }
         }
         if matches!(entry, Entry::Link(_)) {
-            follow(entries, name).map_err(|why| anyhow::anyhow!("{}: {why}", printable(name)))?;
+            follow(entries, name).map_err(|why| anyhow!("{}: {why}", printable(name)))?;
         }
     }
     Ok(())
@@ -306,7 +308,7 @@ mod tests {
         let found = unpack(&file);
         fs::remove_file(&file).unwrap();
         let error = found.expect_err(name);
-        format!("{error:#}")
+        error.to_string()
     }
 
     fn links(links: &[(&str, &str)]) -> String {
@@ -445,13 +447,13 @@ mod tests {
             fs::write(&file, bytes).unwrap();
             let error = unpack(&file).expect_err("no archive");
             fs::remove_file(&file).unwrap();
-            format!("{error:#}")
+            error.to_string()
         };
         assert!(of(b"").contains("it is empty"));
         assert!(of(&[0x1f, 0x8b, 8, 0]).contains("gunzip it first"));
         assert!(of(&[b'x'; 2048]).contains("not a tar archive"));
         let directory = unpack(&std::env::temp_dir()).expect_err("a directory");
-        assert!(format!("{directory:#}").contains("neither a directory nor a file"));
+        assert!(directory.to_string().contains("neither a directory nor a file"));
         assert!(write(Path::new("/nonexistent/x.tar"), &Entries::new()).is_err());
     }
 

@@ -34,9 +34,9 @@ which cards carry the training's traffic and why the others do not. It reads sma
 device and starts nothing.
 
 palingenesis explain --record FILE writes those files, and no others, into FILE, for a bug report: then \
-palingenesis explain --node --root FILE shows the same machine anywhere. UUIDs, GUIDs, hardware addresses and the \
-addresses in them are replaced by numbers, the same by the same; of /etc/nccl.conf only NCCL's variables are taken, \
-without secrets; names of network devices and cards, and models, stay. tar -xOf FILE shows all of it.
+palingenesis explain --node --root FILE shows the same machine anywhere. UUIDs, GUIDs, hardware addresses and \
+networks are replaced by numbers, the same by the same; of /etc/nccl.conf only NCCL's variables are taken, \
+without secrets; names of network devices and cards, and models, stay. tar -xOf FILE shows all of it, gzip makes it small.
 
 Exit codes: 0, also where there is no rank to explain; 78 where the job would be refused; 1 where Slurm's variables or \
 the description make no step, or a NAME is not known; 2 for wrong usage.";

@@ -223,7 +223,7 @@ impl Node {
     }
 
     fn nic_table(&self, text: &mut String) {
-        let titles = ["CARD", "ADDRESS", "LINK", "GB/S", "STATE", "NUMA", "NETDEVS", "USED", "WHY"];
+        let titles = ["CARD", "ADDRESS", "LINK", "GBIT/S", "STATE", "NUMA", "NETDEVS", "USED", "WHY"];
         let row = |(index, nic): (usize, &Nic)| {
             let of = |what: fn(&RdmaPort) -> String| alike(self.ports(nic).map(|port| (port.port, what(port))));
             let is_slingshot = nic.kind == NicKind::Slingshot;
