@@ -49,7 +49,7 @@ fn an_uneven_step_as_json() {
     assert!(said.out.ends_with("}\n") && said.out.lines().count() == 1);
     let plan = json(&said);
     let keys: Vec<&String> = plan.as_object().expect("an object").keys().collect();
-    assert_eq!(keys, ["env", "left", "step", "unset", "warnings"]);
+    assert_eq!(keys, ["binding", "env", "left", "step", "unset", "warnings"]);
     let step = &plan["step"];
     for (key, value) in [
         ("job_id", 4711),

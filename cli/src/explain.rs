@@ -1,6 +1,6 @@
 //! `palingenesis explain`: gathers what the plugin gathers in a task, and prints
 //! the plan. With names of environment variables it prints what is known of
-//! them instead.
+//! them instead, with --node what is known of the machine.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -16,6 +16,8 @@ use palingenesis::facts::{
 use palingenesis::plan::{self, Facts, caches, catalog, checks, rendezvous, worker};
 use palingenesis::report;
 
+use crate::archive::{self, Unpacked};
+use crate::node::Node;
 use crate::{print, tell};
 
 /// Below the options in --help.
@@ -27,11 +29,23 @@ A SPEC given to sbatch or salloc counts too, and in a step with the flag the one
 palingenesis explain NCCL_IB_TIMEOUT prints what a variable does, which values it takes, and what people get wrong; \
 palingenesis explain ib-timeout-range what a check looks for, and how it is switched off.
 
+palingenesis explain --node shows a machine: its GPUs, network cards and NUMA nodes, how far each card is from each GPU, \
+which cards carry the training's traffic and why the others do not. It reads small files below /proc and /sys, opens no \
+device and starts nothing.
+
+palingenesis explain --record FILE writes those files, and no others, into FILE, for a bug report: then \
+palingenesis explain --node --root FILE shows the same machine anywhere. UUIDs, GUIDs, hardware addresses and \
+networks are replaced by numbers, the same by the same; of /etc/nccl.conf only NCCL's variables are taken, \
+without secrets; names of network devices and cards, and models, stay. tar -xOf FILE shows all of it, gzip makes it small.
+
 Exit codes: 0, also where there is no rank to explain; 78 where the job would be refused; 1 where Slurm's variables or \
 the description make no step, or a NAME is not known; 2 for wrong usage.";
 
 /// What --json prints when there is no rank to explain.
 const NO_PLAN: &str = r#"{"step":null,"binding":null,"env":[],"unset":[],"left":[],"warnings":[]}"#;
+
+/// What describes a step, and has no meaning without one.
+const OF_A_STEP: [&str; 2] = ["nodelist", "command"];
 
 /// The step to explain, and how.
 #[derive(Debug, clap::Args)]
@@ -44,13 +58,27 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["names", "json", "spec", "nodelist", "command"])]
     catalog: bool,
 
+    /// Show the machine instead of a plan; NAME, where it is given, is its NodeName,
+    /// for the site file's sections by node.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    #[arg(conflicts_with_all = OF_A_STEP, conflicts_with_all = ["names", "catalog"])]
+    node: Option<String>,
+
+    /// Write the few files that --node reads of this machine into a tar archive, for
+    /// a bug report.
+    #[arg(long, value_name = "FILE", conflicts_with_all = OF_A_STEP)]
+    #[arg(conflicts_with_all = ["names", "catalog", "node", "json", "spec", "config", "partition"])]
+    record: Option<PathBuf>,
+
     /// Print one JSON object with the keys step (as include/palingenesis.h has it;
     /// null where there is no rank to explain), binding (cpus, memory: what is set;
     /// decisions: what, value, why), env (name, value, origin and why
     /// of each variable), unset and left (name, value if known, why), warnings
     /// (id, severity, message, cure) and, where another program than COMMAND is
     /// started, launch (program, argument, how, why). With NAMEs, an array of what
-    /// is known of them.
+    /// is known of them. With --node, one object with the keys gpus, nics, numa,
+    /// cpus, default_route, nccl_ib_hca (value, why), fallbacks, no_such_card and
+    /// unknown.
     #[arg(long)]
     json: bool,
 
@@ -88,8 +116,8 @@ pub struct Arguments {
     partition: Option<String>,
 
     /// Read the node's hardware, kernel settings and NCCL's files below this
-    /// directory.
-    #[arg(long, value_name = "DIR")]
+    /// directory, or from an archive that --record wrote.
+    #[arg(long, value_name = "DIR|FILE")]
     root: Option<PathBuf>,
 
     /// The command of the step: some settings follow from it.
@@ -105,6 +133,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if !arguments.names.is_empty() {
         return names(&arguments.names, arguments.json);
     }
+    // Holds an unpacked archive until the end.
+    let root = Root::of(arguments.root.as_deref())?;
+    if let Some(file) = &arguments.record {
+        return record(root.path(), file);
+    }
     let environment = Environment::of_process();
     let named = arguments.config.as_deref().or(config::site_file_of_step(&environment));
     let site = Site::named_or_usual(named);
@@ -116,6 +149,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     if settings.help {
         return print(&config::help());
+    }
+    if let Some(name) = &arguments.node {
+        return node(arguments, root.path(), &settings, site?, name, &environment);
     }
     let mut step = match step(arguments, &environment) {
         Err(none @ (StepError::NoJob | StepError::NoStep { .. } | StepError::SpecialStep { .. })) => {
@@ -141,7 +177,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Network::of_this_node(&names, Interfaces::wanted(step.nodes(), merged.iface.is_some()))
             .context("cannot list this node's interfaces")?
     };
-    let (node, mut task) = surroundings(arguments, &environment);
+    let (node, mut task) = surroundings(arguments, root.path(), &environment);
     // One that only plugstack.conf's worker= names is not known here; then the plan
     // says that each node decides.
     if arguments.nodelist.is_none() && !command.is_empty() {
@@ -222,8 +258,7 @@ fn step(arguments: &Arguments, environment: &Environment) -> Result<Step, StepEr
 /// The node's facts and the task's: of a step that is only described, what is
 /// below --root; without that, this machine's GPUs and kernel settings stand for
 /// its nodes', but not its network, its limits or its user's files.
-fn surroundings(arguments: &Arguments, environment: &Environment) -> (NodeFacts, TaskFacts) {
-    let root = arguments.root.as_deref().unwrap_or(Path::new("/"));
+fn surroundings(arguments: &Arguments, root: &Path, environment: &Environment) -> (NodeFacts, TaskFacts) {
     let mut node = NodeFacts::read(root);
     let task = match (&arguments.nodelist, &arguments.root) {
         (None, _) => TaskFacts::read(root, environment, &node),
@@ -234,6 +269,81 @@ fn surroundings(arguments: &Arguments, environment: &Environment) -> (NodeFacts,
         }
     };
     (node, task)
+}
+
+/// Where the node is read.
+enum Root {
+    Directory(PathBuf),
+    Archive(Unpacked),
+}
+
+impl Root {
+    fn of(given: Option<&Path>) -> anyhow::Result<Root> {
+        match given {
+            Some(file) if file.exists() && !file.is_dir() => Ok(Root::Archive(archive::unpack(file)?)),
+            given => Ok(Root::Directory(given.unwrap_or(Path::new("/")).into())),
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Root::Directory(path) => path,
+            Root::Archive(unpacked) => unpacked.root(),
+        }
+    }
+}
+
+/// `--node`.
+fn node(
+    arguments: &Arguments,
+    root: &Path,
+    settings: &config::Settings,
+    site: Option<Site>,
+    name: &str,
+    environment: &Environment,
+) -> anyhow::Result<()> {
+    if !root.is_dir() {
+        anyhow::bail!("--root {}: no such file or directory", config::printable(&root.to_string_lossy()));
+    }
+    let here = || match &arguments.root {
+        Some(_) => None,
+        None => environment.get("SLURMD_NODENAME").map(String::from).or_else(host_name),
+    };
+    let name = Some(name.to_string()).filter(|name| !name.is_empty()).or_else(here);
+    let partition = arguments.partition.as_deref().or(environment.get("SLURM_JOB_PARTITION"));
+    let view = site.map(|site| site.view(partition, name.as_deref(), &User::of_process(environment)));
+    let node = Node::read(root, settings, view.as_ref());
+    if arguments.json {
+        return print(&format!("{}\n", node.json()));
+    }
+    let what = match (&arguments.root, name) {
+        (Some(root), _) => format!("the machine in {}", config::printable(&root.to_string_lossy())),
+        (None, Some(name)) => format!("node {}", config::printable(&name)),
+        (None, None) => "this node".into(),
+    };
+    print(&node.text(&what))
+}
+
+/// The NodeName that this machine has usually.
+fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    name.trim().split('.').next().filter(|name| !name.is_empty()).map(String::from)
+}
+
+/// `--record`.
+fn record(root: &Path, file: &Path) -> anyhow::Result<()> {
+    let record = NodeFacts::record(root).map_err(|why| anyhow::anyhow!("nothing recorded: {why}"))?;
+    for refused in &record.refused {
+        tell(&format!("warning: not in the record: {refused}"));
+    }
+    let bytes = archive::write(file, &record.entries)?;
+    let shown = config::printable(&file.to_string_lossy());
+    print(&format!(
+        "{shown}: {} files of this machine, {} KiB, without UUIDs, GUIDs and addresses; tar -xOf shows what is in it, \
+         palingenesis explain --node --root {shown} the machine\n",
+        record.entries.len(),
+        bytes.div_ceil(1024),
+    ))
 }
 
 /// No rank is an answer too, not an error.

@@ -1,8 +1,10 @@
 //! The `palingenesis` command: a door for people, which holds no rule of the
 //! product. What it prints comes from the plan the Slurm plugin makes too.
 
+mod archive;
 mod doctor;
 mod explain;
+mod node;
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;

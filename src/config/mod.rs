@@ -201,6 +201,22 @@ mod tests {
     }
 
     #[test]
+    fn a_dash_in_a_key_is_written_as_an_underscore() {
+        let vars = env(&[
+            ("PALINGENESIS", "rails=2"),
+            ("PALINGENESIS_OPT_NIC_DOWN", "fail"),
+            ("PALINGENESIS_OPT_BIND", "cpu+nic"),
+            ("PALINGENESIS_OPT_RAILS", "4"),
+        ]);
+        let settings = resolve(Given::default(), &vars).unwrap().unwrap();
+        assert_eq!((settings.nic_down, settings.rails), (NicDown::Fail, Some(2)));
+        assert_eq!(settings.to_string(), "bind=cpu+nic,rails=2,nic-down=fail");
+        let vars = env(&[("PALINGENESIS", ""), ("PALINGENESIS_OPT_NIC_DOWN", "stop")]);
+        let error = resolve(Given::default(), &vars).unwrap_err().to_string();
+        assert!(error.contains("nic-down in PALINGENESIS_OPT_NIC_DOWN") && error.contains("warn|fail"), "{error}");
+    }
+
+    #[test]
     fn our_other_variables_are_never_read_as_settings() {
         let vars = env(&[("PALINGENESIS", ""), ("PALINGENESIS_STORE_KEY", "k"), ("PALINGENESIS_SET", "s")]);
         assert_eq!(resolve(Given::default(), &vars).unwrap(), Some(Settings::default()));

@@ -12,7 +12,7 @@ use std::fmt::{self, Display};
 
 use thiserror::Error;
 
-use super::nics::NicRules;
+use super::nics::{NicPattern, NicRules};
 use super::{CheckLevel, LogLevel, Profile, Settings};
 use crate::facts::User;
 use pattern::Pattern;
@@ -142,6 +142,10 @@ struct Section {
     /// The words, which a more specific section may take back.
     words: BTreeMap<&'static str, bool>,
     env: Vec<SiteVariable>,
+    /// Network cards; an empty list takes back a less specific section's.
+    nic_allow: Option<Vec<NicPattern>>,
+    /// See `nic_allow`.
+    nic_deny: Option<Vec<NicPattern>>,
 }
 
 /// A section for some partitions or nodes.
@@ -207,8 +211,8 @@ impl Site {
     }
 
     /// What holds for a step of `user` in `partition` on `node`. A node's section
-    /// stands above a partition's and that above the top, for each key and each
-    /// variable; of two that fit the later one does.
+    /// stands above a partition's and that above the top, for each key, each
+    /// variable and each list of cards as a whole; of two that fit the later one does.
     ///
     /// Where partition or node is not known yet, findings are as mild as in the
     /// mildest section that might fit: what is refused too early cannot be taken
@@ -235,6 +239,12 @@ impl Site {
                 }
             }
         }
+        let list = |of: fn(&Section) -> &Option<Vec<NicPattern>>| {
+            let list = sections.iter().find_map(|section| of(section).as_ref());
+            list.filter(|list| !list.is_empty()).cloned()
+        };
+        view.nics.allow = list(|section| &section.nic_allow);
+        view.nics.deny = list(|section| &section.nic_deny).unwrap_or_default();
         let on = |word| words.get(word).copied().unwrap_or(false);
         let settings = &mut view.settings;
         (settings.show, settings.debug, settings.deterministic) = (on("show"), on("debug"), on("deterministic"));

@@ -68,9 +68,13 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "isolate",
         value: "off|env",
-        meaning: "env: CUDA_VISIBLE_DEVICES names the rank's own GPU only; not for programs that take GPU LOCAL_RANK",
+        meaning: "env, or the bare word: CUDA_VISIBLE_DEVICES names the rank's own GPU only; not for programs that take GPU LOCAL_RANK",
     },
-    Key { name: "exclusive", value: "off|on", meaning: "on: ranks that share CPUs get whole cores of their own" },
+    Key {
+        name: "exclusive",
+        value: "off|on",
+        meaning: "on, or the bare word: ranks that share CPUs get whole cores of their own",
+    },
     Key {
         name: "rails",
         value: "1-16",
@@ -248,6 +252,9 @@ choice! {
     Fail = "fail",
 }
 
+/// A comma begins the next key.
+const JOINED: &str = "its parts are joined by +";
+
 /// What is bound to each rank's GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bind {
@@ -281,6 +288,7 @@ impl Bind {
                 "mem" => &mut bind.mem,
                 "nic" => &mut bind.nic,
                 "auto" | "off" => return Err(format!("{part} stands alone")),
+                _ if part.contains(',') => return Err(JOINED.into()),
                 _ => return Err(format!("'{}' is none of cpu, mem, nic", printable(part))),
             };
             if std::mem::replace(known, true) {
@@ -413,6 +421,8 @@ pub struct Settings {
     /// Keys of which the site file supplied the value.
     of_site: Keys,
 }
+
+const _: () = assert!(KEYS.len() <= u32::BITS as usize, "each key has a bit of Keys");
 
 /// Bit per entry of [`KEYS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -557,6 +567,10 @@ impl Settings {
                 return self.set("profile", word, source, profiles);
             }
             _ => {
+                // bind=cpu,nic
+                if let ("cpu" | "mem" | "nic", true, Some(bind)) = (word, self.given.has("bind"), key_named("bind")) {
+                    return Err(bad(bind, &format!("{},{word}", self.bind), JOINED, source));
+                }
                 // A key without its value is the likelier slip than a strange word.
                 if let Some(key) = KEYS.iter().find(|key| key.name == word) {
                     return Err(bad(key, "", "it needs a value", source));
@@ -848,6 +862,10 @@ impl fmt::Display for Settings {
     }
 }
 
+fn key_named(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
 /// One of a setting's words.
 fn chosen<T: Copy>(key: &Key, value: &str, known: &[(&'static str, T)], source: &Source) -> Result<T, SpecError> {
     known
@@ -1132,6 +1150,28 @@ mod tests {
             ("port=20000,ports=20000-20001", "port and ports are both given"),
             ("master=a,suffix=-ib0", "master and suffix are both given"),
             ("suffix=i,iface=ib0", "suffix and iface are both given"),
+            (
+                "bind=gpu",
+                "bad value 'gpu' for bind in --palingenesis: 'gpu' is none of cpu, mem, nic; write bind=auto|off",
+            ),
+            ("bind=cpu+cpu", "cpu is in it twice"),
+            ("bind=cpu+off", "off stands alone"),
+            ("bind=auto+nic", "auto stands alone"),
+            ("bind=", "'' is none of"),
+            ("bind=cpu+", "'' is none of"),
+            ("bind=cpu,nic", "bad value 'cpu,nic' for bind in --palingenesis: its parts are joined by +"),
+            ("bind=nic,mem", "its parts are joined by +"),
+            ("mem=strict", "write mem=prefer|bind|off"),
+            ("mem", "bad value '' for mem in --palingenesis: it needs a value"),
+            ("isolate=gpu", "write isolate=off|env"),
+            ("isolate,isolate=off", "isolate is given twice"),
+            ("isolat", "did you mean 'isolate'?"),
+            ("exclusiv", "did you mean 'exclusive'?"),
+            ("rails=0", "no number from 1 to 16"),
+            ("rails=17", "no number from 1 to 16"),
+            ("rails=two", "no number from 1 to 16"),
+            ("nic-down=stop", "write nic-down=warn|fail"),
+            ("nicdown=fail", "did you mean 'nic-down'?"),
         ];
         for (spec, expected) in table {
             let message = parse(spec).expect_err(spec).to_string();
@@ -1158,12 +1198,35 @@ mod tests {
             "fsdp,show,launch=shell,ports=1024-65535,iface=ib0",
             "port=20000,suffix=-ib0",
             "master=n1",
+            "bind=auto",
+            "bind=off",
+            "bind=mem+cpu",
+            "isolate,exclusive",
+            "mem=prefer,isolate=off,exclusive=off,nic-down=warn",
+            "mem=bind,isolate=env,exclusive=on,rails=16,nic-down=fail",
         ] {
             let settings = parse(spec).unwrap();
             let again = parse(&settings.to_string()).unwrap();
             // The canonical form names the profile always.
             assert_eq!(settings, again);
         }
+    }
+
+    #[test]
+    fn what_is_bound_and_how() {
+        let bind = |cpu, mem, nic| Bind { cpu, mem, nic };
+        assert_eq!(parse("").unwrap().bind, bind(true, true, true));
+        assert_eq!(parse("bind=off").unwrap().bind, bind(false, false, false));
+        assert_eq!(parse("bind=nic+cpu").unwrap().bind, bind(true, false, true));
+        assert_eq!(parse("bind=nic+cpu").unwrap().to_string(), "bind=cpu+nic");
+        assert_eq!(parse("bind=cpu+mem+nic").unwrap().to_string(), "bind=auto");
+        let settings = parse("isolate,exclusive,mem=bind,rails=2,nic-down=fail").unwrap();
+        assert_eq!((settings.isolate, settings.exclusive), (Isolate::Env, Switch::On));
+        assert_eq!((settings.mem, settings.rails, settings.nic_down), (Memory::Bind, Some(2), NicDown::Fail));
+        assert_eq!(settings.to_string(), "mem=bind,isolate=env,exclusive=on,rails=2,nic-down=fail");
+        let settings = parse("fsdp").unwrap();
+        assert_eq!((settings.mem, settings.isolate, settings.exclusive), (Memory::Prefer, Isolate::Off, Switch::Off));
+        assert_eq!((settings.rails, settings.nic_down), (None, NicDown::Warn));
     }
 
     #[test]
@@ -1180,6 +1243,10 @@ mod tests {
             "off",
             "checks",
             "port-range",
+            "bind",
+            "rails",
+            "nic-down",
+            "isolate",
             "=",
             "=",
             "=",
@@ -1197,6 +1264,8 @@ mod tests {
             "/a",
             "%2C",
             "warn",
+            "cpu+mem",
+            "2",
             "\u{0}",
             "ä",
             " ",

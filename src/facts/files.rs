@@ -1,9 +1,12 @@
-//! Small files, read whole up to a bound, without waiting on what is no file.
+//! Small files, read whole up to a bound, without waiting on what is no file. Each
+//! look is noted for a record of the machine, see `trace`.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use super::trace::{Seen, note};
 
 /// Longer than any attribute of the kernel's: a page.
 const ATTRIBUTE: u64 = 4096;
@@ -12,13 +15,24 @@ const ATTRIBUTE: u64 = 4096;
 /// when it is not there or has no value now: the kernel says EINVAL, EIO or
 /// EOPNOTSUPP for the speed of a device that is down or a slot that is empty.
 pub(super) fn attribute(path: &Path) -> Option<String> {
-    let bytes = open(path).ok().and_then(|file| read(file, ATTRIBUTE).ok())?;
+    let bytes = open(path).and_then(|file| read(file, ATTRIBUTE));
+    note(path, || text_or_refusal(&bytes));
+    let bytes = bytes.ok()?;
     Some(String::from_utf8_lossy(&bytes).trim().to_string())
 }
 
 /// A regular file of at most `most` bytes; `None` when there is none. A FIFO or
 /// a device would make a reader wait, or worse: it is refused.
 pub(super) fn regular(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let bytes = regular_file(path, most);
+    note(path, || match &bytes {
+        Ok(bytes) => bytes.clone().map(Seen::Text),
+        Err(error) => Some(Seen::Refused(error.to_string())),
+    });
+    bytes
+}
+
+fn regular_file(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     let file = match open(path) {
         Ok(file) => file,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
@@ -32,6 +46,15 @@ pub(super) fn regular(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
         return Err(io::Error::other(format!("more than {most} bytes")));
     }
     Ok(Some(bytes))
+}
+
+/// An attribute without a value now is nothing to wonder about.
+fn text_or_refusal(bytes: &io::Result<Vec<u8>>) -> Option<Seen> {
+    match bytes {
+        Ok(bytes) => Some(Seen::Text(bytes.clone())),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Some(Seen::Refused(error.to_string())),
+        Err(_) => None,
+    }
 }
 
 fn open(path: &Path) -> io::Result<std::fs::File> {
@@ -48,16 +71,19 @@ fn read(file: std::fs::File, most: u64) -> io::Result<Vec<u8>> {
 /// of a network device's master. `None` where there is none.
 pub(super) fn link(path: &Path) -> Option<String> {
     let target = std::fs::read_link(path).ok()?;
+    note(path, || Some(Seen::Link));
     Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
 /// The path without symbolic links; `None` where it leads nowhere.
 pub(super) fn resolved(path: &Path) -> Option<PathBuf> {
+    note(path, || Some(Seen::End));
     std::fs::canonicalize(path).ok()
 }
 
 /// Whether a directory is there.
 pub(super) fn is_directory(path: &Path) -> bool {
+    note(path, || Some(Seen::End));
     path.is_dir()
 }
 
@@ -69,6 +95,15 @@ const MOST_NAMES: usize = 16_384;
 /// # Errors
 /// What the kernel says of a directory that is there; too many names.
 pub(super) fn names(directory: &Path) -> io::Result<Option<Vec<String>>> {
+    let names = names_in(directory);
+    note(directory, || match &names {
+        Ok(names) => names.clone().map(Seen::Names),
+        Err(error) => Some(Seen::Refused(error.to_string())),
+    });
+    names
+}
+
+fn names_in(directory: &Path) -> io::Result<Option<Vec<String>>> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),

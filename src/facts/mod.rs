@@ -16,9 +16,11 @@ pub mod network;
 pub mod pci;
 pub mod program;
 pub mod rdma;
+pub mod record;
 pub mod step;
 pub mod task;
 pub mod topology;
+mod trace;
 pub mod user;
 
 pub use cpuset::CpuSet;
@@ -27,6 +29,7 @@ pub use netdevs::NetDevice;
 pub use pci::PciAddress;
 pub use program::{Program, StartFacts};
 pub use rdma::{GidRow, RdmaPort};
+pub use record::Record;
 pub use step::{Step, StepError};
 pub use task::TaskFacts;
 pub use topology::Topology;
@@ -97,6 +100,25 @@ impl NodeFacts {
             topology,
             unknown,
         }
+    }
+
+    /// The files that the facts of the node below `root` are read from, for a bug
+    /// report; those of its user are not among them.
+    ///
+    /// # Errors
+    /// When a driver does not answer.
+    pub fn record(root: &Path) -> Result<Record, String> {
+        // The reader names some paths without links.
+        let root = root.canonicalize().map_err(|error| format!("{}: {error}", root.display()))?;
+        let look = || {
+            gpus_of(&root);
+            let rdma = network_of(&root).rdma;
+            Topology::of_cpus(&root, &mut Vec::new());
+            let _ = network::ephemeral_ports(&root);
+            let node = NodeFacts { rdma, ..NodeFacts::default() };
+            TaskFacts::described(&root, &Environment::default(), &node);
+        };
+        in_a_child(PATIENCE * 2, || Record::of(&root, look))
     }
 }
 

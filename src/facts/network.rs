@@ -1,12 +1,12 @@
 //! Names, addresses and ports as this node sees them. Every look-up has a
 //! deadline; nothing is chosen here.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use super::files;
 use crate::system::{child, resolver};
 
 pub use crate::system::interfaces::{Interface, interfaces};
@@ -121,9 +121,9 @@ fn decode(answer: &[u8]) -> Resolution {
 /// One line when the file is there but cannot be read or understood.
 pub fn ephemeral_ports(root: &Path) -> Result<Option<(u16, u16)>, String> {
     let file = root.join("proc/sys/net/ipv4/ip_local_port_range");
-    let text = match fs::read_to_string(&file) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+    let text = match files::regular(&file, 4096) {
+        Ok(Some(text)) => String::from_utf8_lossy(&text).into_owned(),
+        Ok(None) => return Ok(None),
         Err(error) => return Err(format!("ephemeral port range unknown: {}: {error}", file.display())),
     };
     let mut numbers = text.split_whitespace().map(str::parse::<u16>);

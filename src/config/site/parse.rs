@@ -10,6 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::pattern::Pattern;
 use super::{Section, Selected, Site, SiteError, SiteProfile, SiteVariable};
+use crate::config::nics::NicPattern;
 use crate::config::spec::{check_profile_name, escape};
 use crate::config::{KEYS, LogLevel, Profile, Settings, Source, SpecError, nearest, printable};
 use crate::facts::hostlist::MAX_NAMES;
@@ -18,10 +19,15 @@ use crate::plan::checks;
 
 /// Words of SPEC that can be defaults.
 pub const SITE_WORDS: [&str; 3] = ["show", "debug", "deterministic"];
+/// Lists of network cards, in every section; no keys of SPEC.
+pub const LISTS: [&str; 2] = ["nic-allow", "nic-deny"];
 /// Tables in every section.
 pub const TABLES: [&str; 3] = ["rules", "env", "force"];
 /// What stands at the top only.
 pub const TOP_ONLY: [&str; 4] = ["log", "profiles", "partition", "node"];
+
+/// The most texts of a list of cards.
+const MOST_CARDS: usize = 256;
 
 /// Variables that tell a rank or an agent its place, besides those the catalog
 /// knows as such; others of torchrun, as PET_MAX_RESTARTS, are anybody's.
@@ -185,7 +191,7 @@ impl Parser<'_> {
     fn selected(&mut self, entry: &Entry) -> Result<Vec<Selected>, SiteError> {
         let mut list = Vec::new();
         for named in entries(self.table(entry)?) {
-            let known = KEYS.iter().map(|key| key.name).chain(SITE_WORDS).chain(TABLES);
+            let known = KEYS.iter().map(|key| key.name).chain(SITE_WORDS).chain(LISTS).chain(TABLES);
             if named.value.get_ref().as_table().is_none() || TABLES.contains(&named.name) {
                 let mut why = format!("{} stands in no section of a {}", printable(named.name), entry.name);
                 if known.into_iter().any(|known| known == named.name) {
@@ -215,6 +221,8 @@ impl Parser<'_> {
                 "rules" => self.rules(&mut section.settings, entry)?,
                 "env" => self.variables(&mut section.env, entry, false)?,
                 "force" => self.variables(&mut section.env, entry, true)?,
+                "nic-allow" => section.nic_allow = Some(self.cards(entry)?),
+                "nic-deny" => section.nic_deny = Some(self.cards(entry)?),
                 name => match SITE_WORDS.into_iter().find(|word| *word == name) {
                     Some(word) => {
                         section.words.insert(word, self.switch(entry)?);
@@ -235,6 +243,27 @@ impl Parser<'_> {
 
     fn switch(&self, entry: &Entry) -> Result<bool, SiteError> {
         entry.value.get_ref().as_bool().ok_or_else(|| self.wrong_type(entry, "true or false, without quotes"))
+    }
+
+    /// `nic-allow = ["mlx5_[0-7]", "0000:18:00.0"]`.
+    fn cards(&self, entry: &Entry) -> Result<Vec<NicPattern>, SiteError> {
+        let expected = "a list of texts: [\"mlx5_0\", \"0000:18:00.0\"]";
+        let DeValue::Array(list) = entry.value.get_ref() else {
+            return Err(self.wrong_type(entry, expected));
+        };
+        if list.len() > MOST_CARDS {
+            let why = format!("{} holds {} texts; {MOST_CARDS} are the most", entry.name, list.len());
+            return Err(self.error(&entry.at, format!("{why}: write * or [0-7] for what is alike")));
+        }
+        let card = |value: &Value| {
+            // A list may go over many lines: each text has its own.
+            let text = value.get_ref().as_str().ok_or_else(|| {
+                self.error(&value.span(), format!("{} holds what is no text, but must be {expected}", entry.name))
+            })?;
+            NicPattern::parse(text)
+                .map_err(|why| self.error(&value.span(), format!("'{}' in {} {why}", printable(text), entry.name)))
+        };
+        list.iter().map(card).collect()
     }
 
     /// `key = "value"`.
@@ -289,7 +318,7 @@ impl Parser<'_> {
         if !top && TOP_ONLY.contains(&name) {
             return self.error(&entry.at, format!("{name} stands at the top of the file only"));
         }
-        let known = KEYS.iter().map(|key| key.name).chain(SITE_WORDS).chain(TABLES);
+        let known = KEYS.iter().map(|key| key.name).chain(SITE_WORDS).chain(LISTS).chain(TABLES);
         let known: Vec<&str> = if top { known.chain(TOP_ONLY).collect() } else { known.collect() };
         let what = if entry.value.get_ref().is_table() { "section" } else { "key" };
         let mut why = format!("unknown {what} '{}'{}", printable(name), meant(name, known.iter().copied()));
@@ -415,14 +444,14 @@ fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
 /// # Errors
 /// Why not, in words that continue the name.
 fn check_name(name: &str) -> Result<(), String> {
+    let is_key = KEYS.iter().any(|key| key.name == name);
+    if is_key || SITE_WORDS.contains(&name) || LISTS.contains(&name) || name == "log" {
+        return Err("is a setting, not a variable: settings stand above the first [section]".into());
+    }
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     if name.is_empty() || name.len() > 128 || name.starts_with(|c: char| c.is_ascii_digit()) || !name.chars().all(plain)
     {
         return Err("is no name of a variable: letters, digits and _ make one".into());
-    }
-    let is_key = KEYS.iter().any(|key| key.name == name);
-    if is_key || SITE_WORDS.contains(&name) || name == "log" {
-        return Err("is a setting, not a variable: settings stand above the first [section]".into());
     }
     let upper = name.to_ascii_uppercase();
     let why = if upper == "MASTER_PORT" || upper == "MASTER_ADDR" {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{Fabric, KEYS, Launch, PortRange};
+use crate::config::{Bind, Fabric, Isolate, KEYS, Launch, Memory, NicDown, PortRange, Switch};
 
 const FILE: &str = "/etc/palingenesis/palingenesis.toml";
 
@@ -135,6 +135,7 @@ fn every_mistake_is_one_line_with_file_line_and_reason() {
         ("[env]\n\"A B\" = \"1\"", 2, &["is no name of a variable"]),
         ("[env]\nA = \"1\"\n[force]\nA = \"2\"", 4, &["A stands below [env] and below [force]"]),
         ("[env]\nprofile = \"fsdp\"", 2, &["profile is a setting", "above the first [section]"]),
+        ("[env]\nnic-deny = []", 2, &["nic-deny is a setting", "above the first [section]"]),
         ("[env]\nA = \"1\"\nA = \"2\"", 3, &["not TOML: duplicate key"]),
         ("a = = 1", 1, &["not TOML: "]),
         ("[profiles.mixtral]\nbase = \"megatorn\"", 2, &["no built-in profile 'megatorn' (did you mean 'megatron'?)"]),
@@ -142,6 +143,20 @@ fn every_mistake_is_one_line_with_file_line_and_reason() {
         ("[profiles.show]", 1, &["profile 'show' cannot have that name", "a meaning already"]),
         ("[profiles.\"a,b\"]", 1, &["profile 'a,b' cannot have that name"]),
         ("profiles = 1", 1, &["profiles is a number, but must be a section"]),
+        ("nic-alow = []", 1, &["unknown key 'nic-alow' (did you mean 'nic-allow'?)"]),
+        ("[node.\"g*\"]\nnic-dney = []", 2, &["unknown key 'nic-dney' (did you mean 'nic-deny'?)"]),
+        ("[node]\nnic-deny = []", 2, &["nic-deny stands in no section of a node", "write it below [node.NAME]"]),
+        ("nic-allow = \"mlx5_0\"", 1, &["nic-allow is text, but must be a list of texts"]),
+        ("nic-allow = [\"mlx5_0\",\n  7]", 2, &["nic-allow holds what is no text"]),
+        ("nic-allow = [\n\"mlx5_0:1\"]", 2, &["'mlx5_0:1' in nic-allow names a port", "ports are not written here"]),
+        ("nic-deny = [\"=mlx5_0\"]", 1, &["'=mlx5_0' in nic-deny begins with a sign of NCCL_IB_HCA"]),
+        ("nic-deny = [\"mlx5_0,mlx5_1\"]", 1, &["each is a text of its own"]),
+        ("[profiles.x]\nnic-allow = []", 2, &["unknown key 'nic-allow' in a profile"]),
+        ("bind = \"cpu,nic\"", 1, &["bad value 'cpu,nic' for bind", "joined by +"]),
+        ("isolate = true", 1, &["isolate is true or false, but must be text: \"off|env\""]),
+        ("exclusive = true", 1, &["exclusive is true or false, but must be text: \"off|on\""]),
+        ("rails = \"0\"", 1, &["bad value '0' for rails", "from 1 to 16"]),
+        ("nic-down = \"ignore\"", 1, &["bad value 'ignore' for nic-down", "warn|fail"]),
     ] {
         let said = finding(text);
         assert!(said.starts_with(&format!("{FILE}:{line}: ")), "{text:?}: {said}");
@@ -151,6 +166,48 @@ fn every_mistake_is_one_line_with_file_line_and_reason() {
         let refusal = Site::parse(FILE, text).unwrap_err().to_string();
         assert!(!refusal.contains('\n') && refusal.contains("palingenesis doctor --config"), "{refusal}");
     }
+}
+
+/// Cards of one node may be others' elsewhere: a list is one thing.
+#[test]
+fn the_most_specific_section_s_list_of_cards_holds_as_a_whole() {
+    let site = parse(
+        "nic-allow = [\"mlx5_[0-7]\"]\nnic-deny = [\"mlx5_7\", \"0000:29:00.0\"]\n\
+         [partition.gpu]\nnic-allow = [\n  \"ib0\", # of old nodes\n  \"ib1\",\n]\n\
+         [node.\"gpu[1-4]\"]\nnic-deny = [\"ib1\"]\n[node.gpu4]\nnic-allow = []\nnic-deny = []\n",
+    );
+    let rules = |partition, node| {
+        let nics = site.view(Some(partition), Some(node), &user()).nics;
+        let list = |list: Vec<NicPattern>| list.iter().map(NicPattern::to_string).collect::<Vec<_>>().join(" ");
+        (nics.allow.map(list), list(nics.deny))
+    };
+    let of = |allow: &str, deny: &str| (Some(allow.to_string()), deny.to_string());
+    assert_eq!(rules("cpu", "n1"), of("mlx5_[0-7]", "mlx5_7 0000:29:00.0"));
+    assert_eq!(rules("gpu", "n1"), of("ib0 ib1", "mlx5_7 0000:29:00.0"));
+    assert_eq!(rules("gpu", "gpu1"), of("ib0 ib1", "ib1"));
+    assert_eq!(rules("gpu", "gpu4"), (None, String::new()));
+    let text = site.text() + &site.view_text(Some("gpu"), Some("gpu1"), &user());
+    for line in [
+        "    nic-allow = [\"mlx5_[0-7]\"]",
+        "    nic-deny = [\"mlx5_7\", \"0000:29:00.0\"]",
+        "    nic-allow = []",
+        "    nic-allow = [\"ib0\", \"ib1\"]",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn the_keys_of_binding_have_their_place_in_the_file() {
+    let text = "bind = \"cpu+nic\"\nmem = \"bind\"\nisolate = \"env\"\nexclusive = \"on\"\nrails = \"2\"\nnic-down = \"fail\"\n";
+    let view = parse(text).view(None, None, &user());
+    let settings = view.under(&Settings::default());
+    assert_eq!(settings.bind, Bind { cpu: true, mem: false, nic: true });
+    assert_eq!((settings.mem, settings.isolate, settings.exclusive), (Memory::Bind, Isolate::Env, Switch::On));
+    assert_eq!((settings.rails, settings.nic_down), (Some(2), NicDown::Fail));
+    let own = Settings::parse("bind=off,rails=4", crate::config::Source::Option).unwrap();
+    let settings = view.under(&own);
+    assert_eq!((settings.bind.to_string().as_str(), settings.rails, settings.mem), ("off", Some(4), Memory::Bind));
 }
 
 #[test]
@@ -266,7 +323,7 @@ fn the_file_in_etc_names_everything_and_its_examples_are_right() {
     for key in KEYS {
         assert!(has(key.name), "{} is not in etc/palingenesis.toml", key.name);
     }
-    for word in parse::SITE_WORDS.iter().chain(&["log"]) {
+    for word in parse::SITE_WORDS.iter().chain(&parse::LISTS).chain(&["log"]) {
         assert!(has(word), "{word}");
     }
     for section in ["[rules]", "[env]", "[force]", "[profiles.", "[partition.", "[node."] {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::{Section, Site, SiteProfile, SiteVariable, SiteView};
+use crate::config::nics::NicPattern;
 use crate::config::printable;
 use crate::facts::User;
 use crate::report::is_secret;
@@ -47,6 +48,8 @@ impl Site {
                 let _ = writeln!(text, "    {word}");
             }
         }
+        write_cards(&mut text, "nic-allow", view.nics.allow.as_deref());
+        write_cards(&mut text, "nic-deny", Some(view.nics.deny.as_slice()).filter(|list| !list.is_empty()));
         write_variables(&mut text, &view.env);
         text
     }
@@ -54,7 +57,8 @@ impl Site {
 
 impl Section {
     fn is_empty(&self) -> bool {
-        self.words.is_empty() && self.env.is_empty() && self.settings.values().is_empty()
+        let no_cards = self.nic_allow.is_none() && self.nic_deny.is_none();
+        self.words.is_empty() && self.env.is_empty() && self.settings.values().is_empty() && no_cards
     }
 
     fn write(&self, text: &mut String) {
@@ -64,7 +68,16 @@ impl Section {
         for (word, on) in &self.words {
             let _ = writeln!(text, "    {word} = {on}");
         }
+        write_cards(text, "nic-allow", self.nic_allow.as_deref());
+        write_cards(text, "nic-deny", self.nic_deny.as_deref());
         write_variables(text, &self.env);
+    }
+}
+
+fn write_cards(text: &mut String, key: &str, list: Option<&[NicPattern]>) {
+    if let Some(list) = list {
+        let list: Vec<String> = list.iter().map(|pattern| format!("\"{pattern}\"")).collect();
+        let _ = writeln!(text, "    {key} = [{}]", list.join(", "));
     }
 }
 
