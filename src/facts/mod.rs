@@ -12,6 +12,7 @@ mod files;
 pub mod hostlist;
 pub mod netdevs;
 pub mod network;
+pub mod overlay;
 pub mod pci;
 pub mod program;
 pub mod rdma;

@@ -10,7 +10,7 @@ mod nics;
 mod place;
 mod route;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::path::Path;
 
