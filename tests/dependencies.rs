@@ -22,6 +22,8 @@ const LINKED: &[&str] = &[
     "toml_datetime",
     "toml_parser",
     "winnow",
+    // NCCL's topology file; it brings memchr.
+    "roxmltree",
     // The node's log. syslog brings the time and hostname crates for what is not
     // used here; the linker leaves them out.
     "cfg-if",

@@ -38,6 +38,22 @@ impl CpuSet {
         Ok(set)
     }
 
+    /// Reads the kernel's other form, a mask: hexadecimal words of 32 bits, the last
+    /// numbers first, `00ff,ffffffff`.
+    ///
+    /// # Errors
+    /// What is not a mask.
+    pub fn parse_mask(text: &str) -> Result<CpuSet, String> {
+        let mut set = CpuSet::EMPTY;
+        for (index, word) in text.trim().rsplit(',').enumerate() {
+            let hexadecimal = (1..=8).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let bits = u32::from_str_radix(word, 16).ok().filter(|_| hexadecimal && index <= LARGEST as usize / 32);
+            let bits = bits.ok_or_else(|| format!("'{}' is no mask of CPUs", crate::config::printable(text)))?;
+            (0..32u32).filter(|bit| bits & (1 << bit) != 0).for_each(|bit| set.insert(index as u32 * 32 + bit));
+        }
+        Ok(set)
+    }
+
     /// The set whose bits are these words, lowest first.
     pub fn of_words(words: &[u64]) -> CpuSet {
         let mut set = CpuSet { words: words.to_vec() };
@@ -197,6 +213,22 @@ mod tests {
         assert_eq!(set(" 0-1 \n").iter().collect::<Vec<_>>(), [0, 1]);
         for bad in ["a", "3-1", "0-", "-1", "16384", "0 1", "99999999999"] {
             assert!(CpuSet::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn masks_as_the_kernel_writes_them() {
+        for (text, list) in [
+            ("0000,00000022,22222222\n", "1,5,9,13,17,21,25,29,33,37"),
+            ("00000000,00000000,0000ffff", "0-15"),
+            ("3", "0-1"),
+            ("1,00000000,80000000", "31,64"),
+        ] {
+            assert_eq!(CpuSet::parse_mask(text), Ok(set(list)), "{text}");
+        }
+        let long = "0,".repeat(2000) + "1";
+        for bad in ["", "0-3", "123456789", "1,,1", "+1", &long] {
+            assert!(CpuSet::parse_mask(bad).is_err(), "{bad:.20}");
         }
     }
 

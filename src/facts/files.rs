@@ -13,12 +13,14 @@ const ATTRIBUTE: u64 = 4096;
 
 /// One of the kernel's attributes, without the white space around it. `None`
 /// when it is not there or has no value now: the kernel says EINVAL, EIO or
-/// EOPNOTSUPP for the speed of a device that is down or a slot that is empty.
+/// EOPNOTSUPP for the speed of a device that is down or a slot that is empty. Old
+/// kernels end some with a NUL (Linux 2.6.32, node/online).
 pub(super) fn attribute(path: &Path) -> Option<String> {
     let bytes = open(path).and_then(|file| read(file, ATTRIBUTE));
     note(path, || text_or_refusal(&bytes));
     let bytes = bytes.ok()?;
-    Some(String::from_utf8_lossy(&bytes).trim().to_string())
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    Some(String::from_utf8_lossy(text).trim().to_string())
 }
 
 /// A regular file of at most `most` bytes; `None` when there is none. A FIFO or

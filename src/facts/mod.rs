@@ -13,6 +13,7 @@ mod files;
 pub mod hostlist;
 pub mod netdevs;
 pub mod network;
+pub mod overlay;
 pub mod pci;
 pub mod program;
 pub mod rdma;
@@ -41,7 +42,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::system::child;
+use crate::system::child::{self, ChildError};
 
 /// What the node itself says, read once per node.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -74,23 +75,25 @@ impl NodeFacts {
     /// answer costs its own part only.
     fn seen_by(root: &Path, gpus: impl Fn(&Path) -> SeenGpus, network: impl Fn(&Path) -> SeenNetwork) -> NodeFacts {
         let mut unknown = Vec::new();
-        let gpus = in_a_child(PATIENCE, || gpus(root)).unwrap_or_else(|why| SeenGpus {
-            unknown: vec![format!("the node's GPUs unknown: {why}")],
-            ..SeenGpus::default()
-        });
-        unknown.extend(gpus.unknown);
+        // Both at a time; what no driver can hold up is read meanwhile.
+        let (gpus, network) = (ask(|| gpus(root)), ask(|| network(root)));
         let ephemeral_ports = network::ephemeral_ports(root).unwrap_or_else(|why| {
             unknown.push(why);
             None
         });
-        let network = in_a_child(PATIENCE, || network(root)).unwrap_or_else(|why| SeenNetwork {
+        let cpus = Topology::of_cpus(root, &mut unknown);
+        let gpus = answer(gpus, PATIENCE).unwrap_or_else(|why| SeenGpus {
+            unknown: vec![format!("the node's GPUs unknown: {why}")],
+            ..SeenGpus::default()
+        });
+        let network = answer(network, PATIENCE).unwrap_or_else(|why| SeenNetwork {
             unknown: vec![format!("the node's network unknown: {why}")],
             ..SeenNetwork::default()
         });
-        unknown.extend(network.unknown);
+        unknown.extend(gpus.unknown.into_iter().chain(network.unknown));
         let mut gpu_models: Vec<String> = gpus.gpus.iter().filter_map(|gpu| gpu.model.clone()).collect();
         gpu_models.sort();
-        let topology = Topology { gpus: gpus.gpus, nics: network.nics, ..Topology::of_cpus(root, &mut unknown) };
+        let topology = Topology { gpus: gpus.gpus, nics: network.nics, ..cpus }.completed();
         NodeFacts {
             gpu_models,
             ephemeral_ports,
@@ -166,8 +169,15 @@ fn network_of(root: &Path) -> SeenNetwork {
 /// GPUs of a driver that holds its locks while it looks at a dead one. Either may
 /// keep the asker for a minute, or for ever.
 fn in_a_child<T: Serialize + DeserializeOwned>(patience: Duration, look: impl FnOnce() -> T) -> Result<T, String> {
-    let answer = child::run(patience, || serde_json::to_vec(&look()).unwrap_or_default());
-    let answer = answer.map_err(|error| error.to_string())?;
+    answer(ask(look), patience)
+}
+
+fn ask<T: Serialize>(look: impl FnOnce() -> T) -> Result<child::Asked, ChildError> {
+    child::ask(|| serde_json::to_vec(&look()).unwrap_or_default())
+}
+
+fn answer<T: DeserializeOwned>(asked: Result<child::Asked, ChildError>, patience: Duration) -> Result<T, String> {
+    let answer = asked.and_then(|asked| asked.answer(patience)).map_err(|error| error.to_string())?;
     serde_json::from_slice(&answer).map_err(|error| error.to_string())
 }
 

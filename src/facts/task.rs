@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::directories::Directory;
+use super::overlay::{self, Overlay};
 use super::program::StartFacts;
 use super::rdma::{self, GidRow};
 use super::topology::{Gpu, GpuVendor};
@@ -53,6 +54,8 @@ pub struct TaskFacts {
     pub gpus_hidden: Vec<PciAddress>,
     /// Sets of the CPUs that are one core; read only with `exclusive`.
     pub cores: Vec<CpuSet>,
+    /// What a topology file says of the node's devices, where sysfs says nothing.
+    pub overlay: Option<Overlay>,
     /// The node's ranks, as they met before the start.
     pub peers: Peers,
     /// Who bound it already.
@@ -164,12 +167,14 @@ impl TaskFacts {
     pub fn described(root: &Path, environment: &Environment, node: &NodeFacts) -> TaskFacts {
         let mut unknown = Vec::new();
         let nccl_files = nccl_files(root, environment, &mut unknown);
-        let index = environment.get("NCCL_IB_GID_INDEX").map(String::from).or_else(|| {
-            nccl_files.iter().find(|value| value.name == "NCCL_IB_GID_INDEX").map(|value| value.value.clone())
-        });
+        let in_files =
+            |name: &str| nccl_files.iter().find(|value| value.name == name).map(|value| value.value.as_str());
+        let index = environment.get("NCCL_IB_GID_INDEX").or_else(|| in_files("NCCL_IB_GID_INDEX"));
+        let overlay = overlay::overlay(root, environment, in_files("NCCL_TOPO_FILE"), &node.topology, &mut unknown);
         TaskFacts {
             imex: root.join("dev").is_dir().then(|| root.join(IMEX_CHANNELS).is_dir()),
             gids: index.map(|_| rdma::roce_v2_rows(root, node.rdma.as_deref().unwrap_or_default())),
+            overlay,
             nccl_files,
             unknown,
             ..TaskFacts::default()

@@ -10,7 +10,7 @@ mod nics;
 mod place;
 mod route;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::path::Path;
 
@@ -46,7 +46,23 @@ impl Topology {
     pub fn read(root: &Path, unknown: &mut Vec<String>) -> Topology {
         let gpus = gpus(root, unknown);
         let nics = nics(root, unknown);
-        Topology { gpus, nics, ..Topology::of_cpus(root, unknown) }
+        Topology { gpus, nics, ..Topology::of_cpus(root, unknown) }.completed()
+    }
+
+    /// Gives a device whose CPUs are not told those of its NUMA node. A kernel that
+    /// names the node and then lists every CPU of several nodes does not tell them:
+    /// old ones did.
+    pub(super) fn completed(mut self) -> Topology {
+        let nodes = &self.nodes;
+        let all = nodes.iter().fold(CpuSet::EMPTY, |all, node| all.or(&node.cpus));
+        let gpus = self.gpus.iter_mut().map(|gpu| &mut gpu.place);
+        for place in gpus.chain(self.nics.iter_mut().filter_map(|nic| nic.place.as_mut())) {
+            let node = nodes.iter().find(|node| Some(node.id) == place.numa);
+            if let Some(node) = node.filter(|_| place.cpus.is_empty() || all.is_within(&place.cpus)) {
+                place.cpus = node.cpus.clone();
+            }
+        }
+        self
     }
 
     /// The part that the kernel knows by itself and that no driver can hold up:

@@ -98,6 +98,7 @@ static UNKNOWN_TASK: TaskFacts = TaskFacts {
     memory: MemoryFacts { allowed: None, has_policy: None },
     gpus_hidden: Vec::new(),
     cores: Vec::new(),
+    overlay: None,
     peers: Peers::NotAsked,
     bound_by_user: UserBound { cpu: None, mem: None },
     unknown: Vec::new(),

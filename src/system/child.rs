@@ -38,7 +38,29 @@ const REAP: Duration = Duration::from_secs(1);
 /// # Errors
 /// When the child does not answer in time, or cannot be started.
 pub fn run(deadline: Duration, question: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>, ChildError> {
-    let end = Instant::now() + deadline;
+    ask(question)?.answer(deadline)
+}
+
+/// A child that was asked and has not been heard yet; killed when dropped.
+#[derive(Debug)]
+pub struct Asked {
+    pid: libc::pid_t,
+    reader: OwnedFd,
+    start: Instant,
+    answered: bool,
+}
+
+/// How long an answer that was ready while another child was heard may take to read:
+/// a pipe holds its beginning only.
+const READING: Duration = Duration::from_secs(1);
+
+/// Starts such a child and does not wait for it, so that several can be asked at a
+/// time.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn ask(question: impl FnOnce() -> Vec<u8>) -> Result<Asked, ChildError> {
+    let start = Instant::now();
     let (reader, writer) = pipe()?;
     // SAFETY: getpid takes nothing and cannot fail.
     let parent = unsafe { libc::getpid() };
@@ -52,18 +74,33 @@ pub fn run(deadline: Duration, question: impl FnOnce() -> Vec<u8>) -> Result<Vec
         die_with(parent);
         answer(writer.as_raw_fd(), question);
     }
-    drop(writer);
-    let answer = read_until(&reader, end).and_then(whole);
-    if answer.is_err() {
-        // SAFETY: `pid` is our own child and not waited for yet, so the number
-        // cannot have passed to another process.
-        unsafe { libc::kill(pid, libc::SIGKILL) };
+    Ok(Asked { pid, reader, start, answered: false })
+}
+
+impl Asked {
+    /// Waits for the answer, until `deadline` has passed since the question.
+    ///
+    /// # Errors
+    /// When there is none in time.
+    pub fn answer(mut self, deadline: Duration) -> Result<Vec<u8>, ChildError> {
+        let end = (self.start + deadline).max(Instant::now() + READING);
+        let answer = read_until(&self.reader, end).and_then(whole);
+        self.answered = answer.is_ok();
+        answer.map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => ChildError::Deadline(deadline),
+            _ => error.into(),
+        })
     }
-    reap(pid);
-    match answer {
-        Ok(answer) => Ok(answer),
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(ChildError::Deadline(deadline)),
-        Err(error) => Err(error.into()),
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if !self.answered {
+            // SAFETY: `pid` is our own child and not waited for yet, so the number
+            // cannot have passed to another process.
+            unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        }
+        reap(self.pid);
     }
 }
 
@@ -214,6 +251,30 @@ mod tests {
             }
         });
         assert!(matches!(outcome, Err(ChildError::Deadline(_))), "{outcome:?}");
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn two_are_asked_at_a_time_and_one_that_is_silent_does_not_cost_the_other_s_answer() {
+        let start = Instant::now();
+        let silent = ask(|| {
+            loop {
+                std::thread::sleep(Duration::from_secs(60));
+            }
+        });
+        let long = ask(|| vec![b'x'; ANSWER_MAX]);
+        let dropped = ask(|| {
+            loop {
+                std::thread::sleep(Duration::from_secs(60));
+            }
+        });
+        let pid = dropped.as_ref().unwrap().pid;
+        drop(dropped);
+        let outcome = silent.unwrap().answer(Duration::from_secs(1));
+        assert!(matches!(outcome, Err(ChildError::Deadline(_))), "{outcome:?}");
+        assert_eq!(long.unwrap().answer(Duration::from_secs(1)).unwrap().len(), ANSWER_MAX);
+        // SAFETY: signal 0 only asks whether the process is there.
+        assert_eq!(unsafe { libc::kill(pid, 0) }, -1);
         assert!(start.elapsed() < Duration::from_secs(20));
     }
 

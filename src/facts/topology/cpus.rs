@@ -26,7 +26,8 @@ pub(super) fn list(path: &Path, unknown: &mut Vec<String>) -> Option<CpuSet> {
 fn nodes(root: &Path, unknown: &mut Vec<String>) -> Vec<NumaNode> {
     let directory = root.join("sys/devices/system/node");
     let online = list(&directory.join("online"), unknown);
-    let with_cpus = list(&directory.join("has_cpu"), unknown);
+    // Empty it cannot be right, and has been seen after CPUs went offline.
+    let with_cpus = list(&directory.join("has_cpu"), unknown).filter(|nodes| !nodes.is_empty());
     let Some(wanted) = with_cpus.or_else(|| online.clone()) else {
         return Vec::new();
     };

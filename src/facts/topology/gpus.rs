@@ -32,12 +32,13 @@ fn nvidia(root: &Path, places: &Places, unknown: &mut Vec<String>) -> Vec<Gpu> {
     let listed = addresses(&driver, unknown);
     let addresses = listed.or_else(|| addresses(&root.join("sys/bus/pci/drivers/nvidia"), unknown));
     let addresses = addresses.unwrap_or_default();
+    let mut unreadable = Vec::new();
     let of = |(address, name): (PciAddress, String)| {
         let directory = driver.join(name);
         let file = directory.join("information");
         let information = files::attribute(&file);
         if information.is_none() && files::is_directory(&directory) {
-            wrong(unknown, &file, "cannot be read, so that the GPU's model is unknown");
+            unreadable.push(file);
         }
         let information = information.unwrap_or_default();
         let memory = files::attribute(&directory.join("numa_status")).unwrap_or_default();
@@ -51,7 +52,11 @@ fn nvidia(root: &Path, places: &Places, unknown: &mut Vec<String>) -> Vec<Gpu> {
             memory_node: field(&memory, "Node:").and_then(|node| node.parse().ok()),
         }
     };
-    addresses.into_iter().take(MOST + 1).map(of).collect()
+    let gpus = addresses.into_iter().take(MOST + 1).map(of).collect();
+    if let Some(file) = unreadable.first() {
+        wrong(unknown, file, format!("cannot be read, so that the models of {} GPUs are unknown", unreadable.len()));
+    }
+    gpus
 }
 
 /// The PCI addresses among the names in a directory, in their order; `None` where

@@ -87,10 +87,16 @@ impl Places {
         }
         // Of a device without a NUMA node the kernel lists every CPU, which says nothing.
         if place.numa.is_some() || told.is_none() {
-            let path = directory.join("local_cpulist");
-            match CpuSet::parse(&files::attribute(&path).unwrap_or_default()) {
-                Ok(cpus) => place.cpus = cpus,
-                Err(why) => wrong(unknown, &path, why),
+            // hwloc-gather-topology records the mask only.
+            let forms = [("local_cpulist", CpuSet::parse as fn(&str) -> _), ("local_cpus", CpuSet::parse_mask)];
+            for (path, parse) in forms.map(|(name, parse)| (directory.join(name), parse)) {
+                if let Some(text) = files::attribute(&path) {
+                    place.cpus = parse(&text).unwrap_or_else(|why| {
+                        wrong(unknown, &path, why);
+                        CpuSet::EMPTY
+                    });
+                    break;
+                }
             }
         }
         place.physical = files::link(&directory.join("physfn")).and_then(|name| PciAddress::parse(&name));

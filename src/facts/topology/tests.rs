@@ -1,11 +1,18 @@
+use std::collections::BTreeSet;
+use std::ffi::{CString, OsStr};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
 use super::*;
 use crate::facts::rdma::tests::Tree;
-use crate::facts::{NodeFacts, PciAddress};
+use crate::facts::{Environment, NodeFacts, PciAddress, TaskFacts, task};
 
 impl Tree {
     pub(crate) fn link(&self, path: &str, target: &str) -> &Tree {
         let path = self.root().join(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::os::unix::fs::symlink(target, path).unwrap();
         self
     }
@@ -107,4 +114,341 @@ fn a_gpu_and_its_card_with_all_that_is_told() {
     let facts = NodeFacts::read(tree.root());
     assert_eq!((facts.topology, facts.gpu_models.len()), (topology, 1));
     assert!(facts.rdma.unwrap()[0].link_up);
+}
+
+fn cpus(text: &str) -> CpuSet {
+    CpuSet::parse(text).unwrap()
+}
+
+#[test]
+fn nothing_is_there_and_nothing_is_wrong() {
+    let tree = Tree::new("topology-nothing");
+    assert_eq!(read(&tree), (Topology::default(), Vec::new()));
+    // A machine without GPUs and cards.
+    tree.file("sys/devices/system/cpu/online", "0-3\n").file("sys/class/net/lo/flags", "0x9\n");
+    let (topology, unknown) = read(&tree);
+    assert_eq!((topology, unknown.len()), (Topology { online: cpus("0-3"), ..Topology::default() }, 0));
+}
+
+#[test]
+fn this_machine_s_own() {
+    let mut unknown = Vec::new();
+    let topology = Topology::read(Path::new("/"), &mut unknown);
+    assert_eq!(unknown, Vec::<String>::new());
+    let getconf = std::process::Command::new("getconf").arg("_NPROCESSORS_ONLN").output().unwrap();
+    assert_eq!(topology.online.len().to_string(), String::from_utf8_lossy(&getconf.stdout).trim());
+    for node in &topology.nodes {
+        assert!(node.distances.is_empty() || node.distances.contains(&(node.id, 10)), "{node:?}");
+    }
+}
+
+/// Without the driver's part of /proc, as in a container that hides it.
+#[test]
+fn sysfs_lists_the_driver_s_gpus_where_proc_does_not() {
+    let tree = Tree::new("topology-sysfs");
+    tree.function("pci0000:15/0000:15:01.0/0000:19:00.0", "0x030200", "0x10de", 1, "0-7");
+    tree.link("sys/bus/pci/drivers/nvidia/0000:19:00.0", "../../../../devices/pci0000:15/0000:15:01.0/0000:19:00.0");
+    tree.file("sys/bus/pci/drivers/nvidia/new_id", "").file("sys/bus/pci/drivers/nvidia/bind", "");
+    let (topology, unknown) = read(&tree);
+    let gpu = &topology.gpus[0];
+    assert_eq!((topology.gpus.len(), gpu.place.numa, gpu.place.bridges.len()), (1, Some(1), 1));
+    assert_eq!((&gpu.model, &gpu.uuid, gpu.minor, unknown.len()), (&None, &None, None, 0));
+    // Without sysfs the driver's part alone.
+    let tree = Tree::new("topology-proc");
+    tree.file("proc/driver/nvidia/gpus/0008:01:00.0/information", "Model: \t\t NVIDIA GB200\nDevice Minor: \t 2\n");
+    let (topology, unknown) = read(&tree);
+    assert_eq!((topology.gpus[0].place.clone(), unknown.len()), (pci::Place::of(address("0008:01:00.0")), 0));
+    assert_eq!((topology.gpus[0].minor, topology.gpus[0].model.as_deref()), (Some(2), Some("NVIDIA GB200")));
+}
+
+/// Before the driver has initialised a GPU it writes question marks
+/// (<https://github.com/NVIDIA/open-gpu-kernel-modules>, nv-procfs.c).
+#[test]
+fn a_gpu_that_is_not_initialised_has_no_uuid() {
+    let tree = Tree::new("topology-asleep");
+    let text = "Model: \t\t NVIDIA A100\nIRQ: \t 77\nGPU UUID: \t GPU-????????-????-????-????-????????????\n\
+                Device Minor: \t 0\n";
+    tree.file("proc/driver/nvidia/gpus/0000:07:00.0/information", text);
+    let gpu = &read(&tree).0.gpus[0];
+    assert_eq!((gpu.uuid.as_deref(), gpu.minor), (None, Some(0)));
+}
+
+/// GB200: nodes 2 to 33 are the GPUs' memory. Grace's hosts give each GPU a domain
+/// of its own.
+#[test]
+fn memory_of_gpus_is_no_place_for_a_program() {
+    let tree = gb200("topology-gb200", 34);
+    let (topology, unknown) = read(&tree);
+    assert_eq!(unknown, Vec::<String>::new());
+    let nodes: Vec<_> = topology.nodes.iter().map(|node| (node.id, node.cpus.len(), node.distances.len())).collect();
+    assert_eq!(nodes, [(0, 72, 34), (1, 72, 34)]);
+    assert_eq!(topology.nodes[0].distances[..3], [(0, 10), (1, 40), (2, 80)]);
+    let seen: Vec<_> = topology.gpus.iter().map(|gpu| (gpu.place.numa, gpu.memory_node)).collect();
+    assert_eq!(seen, [(Some(0), Some(2)), (Some(0), Some(10)), (Some(1), Some(18)), (Some(1), Some(26))]);
+}
+
+fn gb200(name: &str, nodes: u32) -> Tree {
+    let tree = Tree::new(name);
+    for (index, domain) in [0x8u32, 0x9, 0x18, 0x19].into_iter().enumerate() {
+        let path = format!("pci{domain:04x}:00/{domain:04x}:00:00.0/{domain:04x}:01:00.0");
+        let numa = (index / 2) as u32;
+        tree.nvidia(&path, index as u32, numa as i32, if numa == 0 { "0-71" } else { "72-143" });
+        let status = format!("Node:      {}\nStatus:    online\n", 2 + 8 * index);
+        tree.file(&format!("proc/driver/nvidia/gpus/{domain:04x}:01:00.0/numa_status"), &status);
+    }
+    tree.file("sys/devices/system/cpu/online", "0-143\n");
+    tree.file("sys/devices/system/node/online", &format!("0-{}\n", nodes - 1))
+        .file("sys/devices/system/node/has_cpu", "0-1\n");
+    for node in 0..nodes {
+        let column = |other: u32| {
+            if other == node {
+                "10"
+            } else if other < 2 && node < 2 {
+                "40"
+            } else {
+                "80"
+            }
+        };
+        let columns: Vec<&str> = (0..nodes).map(column).collect();
+        let list = ["0-71\n", "72-143\n"].get(node as usize).unwrap_or(&"\n");
+        tree.file(&format!("sys/devices/system/node/node{node}/cpulist"), list);
+        tree.file(&format!("sys/devices/system/node/node{node}/distance"), &format!("{}\n", columns.join(" ")));
+    }
+    tree
+}
+
+/// hwloc's table for Frontier's node (<https://github.com/open-mpi/hwloc>,
+/// hwloc/pci-common.c): firmware tells the NUMA node, and the L3 cache follows from
+/// the bus. AMD's GPUs are listed and Slingshot's cards have no verbs.
+#[test]
+fn ex235a_s_gpus_sit_at_an_l3_cache() {
+    let tree = Tree::new("topology-ex235a");
+    tree.file("sys/class/dmi/id/board_name", "HPE CRAY EX235A\n");
+    for (minor, bus, numa) in [(128, "d1", 0), (129, "c6", 3)] {
+        let path = format!("pci0000:{bus}/0000:{bus}:00.0");
+        tree.function(&path, "0x038000", "0x1002", numa, "0-15,64-79");
+        tree.link(&format!("sys/class/drm/renderD{minor}/device"), &format!("../../../devices/{path}"));
+    }
+    let card = "pci0000:d4/0000:d4:01.0/0000:d5:00.0";
+    tree.function(card, "0x020000", "0x17db", 0, "0-15,64-79").netdev(card, "hsi2", "0x1043", "up");
+    tree.link("sys/class/cxi/cxi2/device", &format!("../../../devices/{card}"));
+    // The BMC's VGA and a partition of a GPU.
+    tree.function("pci0000:00/0000:00:02.0", "0x030000", "0x1a03", 0, "0-15");
+    tree.link("sys/class/drm/renderD140/device", "../../../devices/pci0000:00/0000:00:02.0");
+    tree.file("sys/class/drm/renderD150/device/uevent", "");
+    let (topology, unknown) = read(&tree);
+    assert_eq!(unknown, Vec::<String>::new());
+    let gpus: Vec<_> = topology.gpus.iter().map(|gpu| (gpu.vendor, gpu.place.cpus.clone(), gpu.place.numa)).collect();
+    let amd = GpuVendor::Amd;
+    assert_eq!(gpus, [(amd, cpus("56-63,120-127"), Some(3)), (amd, cpus("0-7,64-71"), Some(0))]);
+    let nic = &topology.nics[0];
+    assert_eq!((nic.name.as_str(), nic.kind, nic.netdevs[0].name.as_str()), ("cxi2", NicKind::Slingshot, "hsi2"));
+    assert_eq!(nic.place.as_ref().unwrap().cpus, cpus("8-15,72-79"));
+}
+
+/// <https://github.com/vllm-project/vllm/issues/16997>: virtual functions, whose
+/// card is known by a link; a bond, which still is a card; a device of software.
+#[test]
+fn virtual_functions_bonds_and_devices_of_software() {
+    let tree = Tree::new("topology-virtual");
+    let port = "pci0000:a0/0000:a0:01.0";
+    tree.hca(&format!("{port}/0000:a1:00.0"), "mlx5_0", 1, "8-15");
+    tree.hca(&format!("{port}/0000:a1:00.2"), "mlx5_4", 1, "8-15");
+    tree.link(&format!("sys/devices/{port}/0000:a1:00.2/physfn"), "../0000:a1:00.0");
+    let bond = format!("{port}/0000:a1:00.1");
+    tree.hca(&bond, "mlx5_bond_0", 1, "8-15").netdev(&bond, "eth2", "0x1803", "up");
+    tree.link(&format!("sys/devices/{bond}/net/eth2/master"), "../../../../../virtual/net/bond0");
+    tree.port("rxe0", 1, "4: ACTIVE", "100 Gb/sec (4X EDR)", "Ethernet");
+    tree.file("sys/class/infiniband/README", "no device");
+    let (topology, unknown) = read(&tree);
+    assert_eq!(unknown, Vec::<String>::new());
+    let place = |nic: &Nic| nic.place.as_ref().map(|place| place.address.to_string());
+    let seen: Vec<_> = topology.nics.iter().map(|nic| (nic.name.clone(), place(nic))).collect();
+    let at = |name: &str, place: Option<&str>| (name.to_string(), place.map(String::from));
+    assert_eq!(
+        seen,
+        [
+            at("mlx5_0", Some("0000:a1:00.0")),
+            at("mlx5_bond_0", Some("0000:a1:00.1")),
+            at("mlx5_4", Some("0000:a1:00.2")),
+            at("rxe0", None)
+        ]
+    );
+    let physical: Vec<_> =
+        topology.nics.iter().map(|nic| nic.place.as_ref().and_then(|place| place.physical)).collect();
+    assert_eq!(physical, [None, None, Some(address("0000:a1:00.0")), None]);
+    assert_eq!(topology.nics[1].netdevs, [Netdev { name: "eth2".into(), master: Some("bond0".into()), up: true }]);
+}
+
+/// "-1" is "unknown": of such a device the kernel lists every CPU
+/// (<https://github.com/aws/aws-ofi-nccl/issues/873>).
+#[test]
+fn an_unknown_node_is_not_node_0() {
+    let tree = Tree::new("topology-unknown-node");
+    tree.nvidia("pci0000:00/0000:00:16.0", 0, -1, "0-191");
+    let place = &read(&tree).0.gpus[0].place;
+    assert_eq!(
+        (place.numa, place.cpus.clone(), place.host_bridge.as_deref()),
+        (None, CpuSet::EMPTY, Some("pci0000:00"))
+    );
+}
+
+/// What trees recorded from real machines taught
+/// (<https://github.com/open-mpi/hwloc/tree/master/tests/hwloc/linux>): a NUL behind
+/// a list (Linux 2.6.32), has_cpu empty after CPUs went offline, columns for another
+/// number of nodes, only the mask of a device's CPUs, a node that is named beside a
+/// list of all CPUs.
+#[test]
+fn what_real_kernels_wrote() {
+    let tree = Tree::new("topology-real");
+    tree.file("sys/devices/system/node/online", "0-1\n\0").file("sys/devices/system/node/has_cpu", "\n");
+    tree.file("sys/devices/system/node/node0/cpulist", "0,2,4,6\n");
+    tree.file("sys/devices/system/node/node1/cpulist", "1,3,5,7\n");
+    tree.file("sys/devices/system/node/node0/distance", "10 20\n");
+    tree.file("sys/devices/system/node/node1/distance", "20 20 10\n");
+    tree.nvidia("pci0000:00/0000:00:01.0", 0, 0, "x").nvidia("pci0000:40/0000:40:01.0", 1, 1, "0-7");
+    let directory = "sys/devices/pci0000:00/0000:00:01.0";
+    fs::remove_file(tree.root().join(format!("{directory}/local_cpulist"))).unwrap();
+    tree.file(&format!("{directory}/local_cpus"), "0000,00000000,00000014\n");
+    let (topology, unknown) = read(&tree);
+    assert_eq!(unknown.len(), 1, "{unknown:?}");
+    assert!(unknown[0].ends_with("node1/distance: not a distance for each node"), "{unknown:?}");
+    let nodes: Vec<_> = topology.nodes.iter().map(|node| (node.id, node.cpus.clone(), node.distances.len())).collect();
+    assert_eq!(nodes, [(0, cpus("0,2,4,6"), 2), (1, cpus("1,3,5,7"), 0)]);
+    let gpus: Vec<_> = topology.gpus.iter().map(|gpu| gpu.place.cpus.clone()).collect();
+    assert_eq!(gpus, [cpus("2,4"), cpus("1,3,5,7")]);
+}
+
+/// A small machine with one of everything.
+fn one_of_everything(name: &str) -> Tree {
+    let tree = gb200(name, 3);
+    tree.nvidia(GPU, 9, 0, "0-71").hca(HCA, "mlx5_7", 0, "0-71").netdev(HCA, "ib0", "0x1003", "up");
+    tree.link(&format!("sys/devices/{HCA}/net/ib0/master"), "../../bond0");
+    let other = "pci0000:a0/0000:a0:01.0/0000:a1:00.2";
+    tree.hca(other, "mlx5_8", 1, "72-143").driver("mlx5_9", "mlx5_core");
+    tree.link(&format!("sys/devices/{other}/physfn"), "../0000:a1:00.0");
+    let card = "pci0000:d4/0000:d4:01.0/0000:d5:00.0";
+    tree.function(card, "0x020000", "0x17db", 0, "0-71").netdev(card, "hsn0", "0x1043", "up");
+    tree.link("sys/class/cxi/cxi0/device", &format!("../../../devices/{card}"));
+    tree.function("pci0000:c0/0000:c1:00.0", "0x120000", "0x1002", 0, "0-71");
+    tree.link("sys/class/drm/renderD128/device", "../../../devices/pci0000:c0/0000:c1:00.0");
+    tree.file("sys/class/dmi/id/board_name", "a board\n").file("sys/devices/system/cpu/isolated", "5\n");
+    tree.file("proc/net/route", "eth9\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n");
+    tree.file("proc/net/ipv6_route", "").file("dev/nvidia0", "").file("dev/nvidia9", "");
+    for cpu in 0..2 {
+        tree.file(&format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"), "0-1\n");
+    }
+    tree
+}
+
+/// Every path of the tree that a reader may meet, directories last.
+fn paths(root: &Path) -> Vec<PathBuf> {
+    let (mut found, mut left) = (Vec::new(), vec![root.to_path_buf()]);
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(&directory).unwrap().map(Result::unwrap) {
+            if entry.file_type().unwrap().is_dir() {
+                left.push(entry.path());
+            }
+            found.push(entry.path());
+        }
+    }
+    found.sort_by_key(|path| (path.symlink_metadata().unwrap().is_dir(), path.clone()));
+    found
+}
+
+fn remove(path: &Path) {
+    match path.symlink_metadata() {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path).unwrap(),
+        Ok(_) => fs::remove_file(path).unwrap(),
+        Err(_) => {}
+    }
+}
+
+/// Each path in turn is taken away or becomes something else. EINVAL and EIO, which
+/// kernels answer too, cannot be made with files; to the reader they are as a file
+/// that is a directory (EISDIR).
+#[test]
+fn no_file_s_absence_or_content_does_more_than_cost_facts() {
+    let tree = one_of_everything("topology-fuzz");
+    let (whole, unknown) = read(&tree);
+    assert_eq!(unknown, Vec::<String>::new());
+    assert_eq!((whole.gpus.len(), whole.nics.len(), whole.nodes.len()), (6, 4, 2));
+    let mask = cpus("0-3");
+    assert_eq!(task::cores(tree.root(), &mask), [cpus("0-1")]);
+    let environment = Environment::default();
+    let byte = |index: u64| (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as u8;
+    let noise: Vec<u8> = (1..=1 << 20).map(byte).collect();
+    let aside = tree.root().with_extension("aside");
+    let start = Instant::now();
+    let mut tried = 0;
+    for path in paths(tree.root()) {
+        if path.symlink_metadata().is_err() {
+            continue;
+        }
+        remove(&aside);
+        fs::rename(&path, &aside).unwrap();
+        for kind in 0..9 {
+            match kind {
+                0 => {}
+                1 => fs::write(&path, &noise[..64]).unwrap(),
+                2 => fs::write(&path, [0; 32]).unwrap(),
+                3 => fs::write(&path, &noise).unwrap(),
+                4 => fs::create_dir(&path).unwrap(),
+                5 => {
+                    let fifo = CString::new(path.as_os_str().as_bytes()).unwrap();
+                    // SAFETY: a C string.
+                    assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+                }
+                6 => std::os::unix::fs::symlink("/nonexistent/elsewhere", &path).unwrap(),
+                7 => std::os::unix::fs::symlink(&path, &path).unwrap(),
+                _ => fs::write(&path, "99999999999999999999,-5--3\n").unwrap(),
+            }
+            tried += 1;
+            let (topology, _) = read(&tree);
+            let _ = (crate::facts::rdma::ports(tree.root()), crate::facts::netdevs::devices(tree.root()));
+            let node = NodeFacts { topology: topology.clone(), ..NodeFacts::default() };
+            let _ = TaskFacts::described(tree.root(), &environment, &node);
+            let _ = task::cores(tree.root(), &mask);
+            for gpu in &topology.gpus {
+                let before = whole.gpus.iter().find(|whole| whole.place.address == gpu.place.address);
+                let before = before.unwrap_or_else(|| panic!("{} {kind}: a GPU from nowhere: {gpu:?}", path.display()));
+                assert!(gpu.place.numa.is_none_or(|numa| Some(numa) == before.place.numa), "{} {kind}", path.display());
+                assert!(gpu.place.cpus.is_within(&before.place.cpus), "{} {kind}: {gpu:?}", path.display());
+                assert!(
+                    gpu.place.bridges.is_empty() || gpu.place.bridges == before.place.bridges,
+                    "{} {kind}",
+                    path.display()
+                );
+            }
+            let before: BTreeSet<_> = whole.nodes.iter().map(|node| node.id).collect();
+            assert!(topology.nodes.iter().all(|node| before.contains(&node.id)), "{} {kind}", path.display());
+            let text = serde_json::to_string(&topology).unwrap();
+            assert_eq!(serde_json::from_str::<Topology>(&text).unwrap(), topology);
+            remove(&path);
+        }
+        fs::rename(&aside, &path).unwrap();
+    }
+    assert_eq!(read(&tree).0, whole);
+    assert!(tried > 1000, "{tried}");
+    assert!(start.elapsed() < Duration::from_secs(120), "{tried} trees took {:?}", start.elapsed());
+}
+
+#[test]
+fn a_directory_with_more_entries_than_a_machine_has_devices() {
+    let tree = Tree::new("topology-flood");
+    let class = tree.root().join("sys/class/infiniband");
+    fs::create_dir_all(&class).unwrap();
+    for number in 0..17_000 {
+        fs::write(class.join(format!("f{number}")), "").unwrap();
+    }
+    let gpus = tree.root().join("proc/driver/nvidia/gpus");
+    for number in 0..400u32 {
+        fs::create_dir_all(gpus.join(format!("{number:04x}:01:00.0"))).unwrap();
+    }
+    fs::create_dir_all(gpus.join(OsStr::from_bytes(b"0000:\xff\xfe:00.0"))).unwrap();
+    let (topology, unknown) = read(&tree);
+    assert_eq!((topology.gpus.len(), topology.nics.len()), (128, 0));
+    assert!(unknown.iter().any(|line| line.contains("more than 16384 entries")), "{unknown:?}");
+    assert!(unknown.iter().any(|line| line.contains("more than 128 GPUs")), "{unknown:?}");
+    assert!(unknown.len() < 5, "{unknown:?}");
 }
