@@ -119,7 +119,7 @@ fn any_file_of_a_machine_may_be_gone_or_hold_anything() {
     for (seed, name) in [(1, "azure-nd40rs-v2"), (2, "aws-p4d-24xlarge"), (3, "gb200-nvl72-tray")] {
         let tried = damage(&Machine::load(name), 1, seed);
         println!("{name}: {tried} files and links");
-        assert!(tried > 200, "{name}: {tried}");
+        assert!(tried > 150, "{name}: {tried}");
     }
 }
 
