@@ -6,6 +6,10 @@
 //! are the fastest: that needs the machine.
 
 mod common;
+#[path = "golden/damage.rs"]
+mod damage;
+#[path = "golden/plans.rs"]
+mod plans;
 
 use common::machine::{Addresses, Machine, relation};
 use common::planned::{Seen, choice, faults};

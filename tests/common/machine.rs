@@ -81,16 +81,15 @@ impl TempTree {
         symlink(format!("{}{to}", "../".repeat(ups)), place).unwrap();
     }
 
-    /// All its files, links left aside, in order.
-    pub fn files(&self) -> Vec<PathBuf> {
+    /// All its files and links, in order.
+    pub fn entries(&self) -> Vec<PathBuf> {
         fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
             let mut entries: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()).collect();
             entries.sort_by_key(fs::DirEntry::file_name);
             for entry in entries {
                 match entry.file_type().unwrap() {
                     kind if kind.is_dir() => walk(&entry.path(), files),
-                    kind if kind.is_file() => files.push(entry.path()),
-                    _ => {}
+                    _ => files.push(entry.path()),
                 }
             }
         }
