@@ -16,7 +16,7 @@ use crate::act::directories;
 use crate::act::environment::{TaskEnvironment, apply};
 use crate::act::launch::start;
 use crate::config::site::SiteView;
-use crate::config::{self, Settings, Source};
+use crate::config::{self, Gid, Settings, Source};
 use crate::facts::container::{self, Place};
 use crate::facts::directories::here;
 use crate::facts::network::{Interfaces, Network};
@@ -163,6 +163,7 @@ fn make_plan(
         .unwrap_or_else(|| (NodeFacts::default(), "/".into()));
     node.netdevs = node.netdevs.map(|devices| netdevs::of_this_namespace(&root, devices));
     let seen = TaskFacts::read(&root, environment, &node).within(task.container, task.container_keeps.clone());
+    let seen = seen.with_gids(&root, node.rdma.as_deref().unwrap_or_default(), settings.gid == Gid::Auto);
     let task = TaskFacts { start: Some(start), ..seen };
     let facts = Facts {
         command: &command,
