@@ -178,6 +178,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             .context("cannot list this node's interfaces")?
     };
     let (node, mut task) = surroundings(arguments, root.path(), &environment);
+    task = task.with_gids(root.path(), node.rdma.as_deref().unwrap_or_default(), merged.gid == config::Gid::Auto);
     // One that only plugstack.conf's worker= names is not known here; then the plan
     // says that each node decides.
     if arguments.nodelist.is_none() && !command.is_empty() {
@@ -265,6 +266,7 @@ fn surroundings(arguments: &Arguments, root: &Path, environment: &Environment) -
         (Some(_), Some(_)) => TaskFacts::described(root, environment, &node),
         (Some(_), None) => {
             (node.rdma, node.netdevs) = (None, None);
+            node.gids.clear();
             TaskFacts::default()
         }
     };

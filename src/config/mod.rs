@@ -11,8 +11,8 @@ mod spec;
 pub use nearest::nearest;
 pub use plugstack::{Plugstack, PlugstackError};
 pub use spec::{
-    Bind, CheckLevel, Fabric, Isolate, KEYS, Key, Launch, LogLevel, Memory, NicDown, PortRange, Profile, Rendezvous,
-    Settings, Source, SpecError, Switch, WORDS, check_directory, help, printable, profiles_in,
+    Bind, CheckLevel, Fabric, Gid, Isolate, KEYS, Key, Launch, LogLevel, Memory, NicDown, PortRange, Profile,
+    Rendezvous, Settings, Source, SpecError, Switch, WORDS, check_directory, help, printable, profiles_in,
 };
 pub(crate) use spec::{check_host, parse_port};
 

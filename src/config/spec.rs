@@ -80,6 +80,11 @@ pub const KEYS: &[Key] = &[
         value: "1-16",
         meaning: "network cards in UCX_NET_DEVICES for each rank, the nearest first (default: the nearest)",
     },
+    Key {
+        name: "gid",
+        value: "off|auto",
+        meaning: "auto: NCCL_IB_GID_INDEX is a RoCE v2 row that all chosen ports have; for NCCL before 2.21 and UCX",
+    },
     Key { name: "nic-down", value: "warn|fail", meaning: "what becomes of a rank whose nearest network card is down" },
     Key {
         name: "checks",
@@ -240,6 +245,16 @@ choice! {
     Off = "off",
     /// Yes.
     On = "on",
+}
+
+choice! {
+    /// Whether a row of RoCE ports' address tables is chosen.
+    Gid:
+    /// NCCL and UCX find it.
+    #[default]
+    Off = "off",
+    /// One that all chosen ports have.
+    Auto = "auto",
 }
 
 choice! {
@@ -409,6 +424,8 @@ pub struct Settings {
     pub exclusive: Switch,
     /// Network cards in UCX_NET_DEVICES for each rank.
     pub rails: Option<u8>,
+    /// Whether NCCL_IB_GID_INDEX is chosen.
+    pub gid: Gid,
     /// What becomes of a rank whose nearest network card is down.
     pub nic_down: NicDown,
     /// What becomes of findings.
@@ -621,6 +638,7 @@ impl Settings {
             "mem" => self.mem = chosen(key, value, Memory::ALL, source)?,
             "isolate" => self.isolate = chosen(key, value, Isolate::ALL, source)?,
             "exclusive" => self.exclusive = chosen(key, value, Switch::ALL, source)?,
+            "gid" => self.gid = chosen(key, value, Gid::ALL, source)?,
             "nic-down" => self.nic_down = chosen(key, value, NicDown::ALL, source)?,
             "rails" => {
                 let rails = value.parse().ok().filter(|rails| (1..=16).contains(rails));
@@ -684,6 +702,7 @@ impl Settings {
             "mem" => Some(self.mem.name().into()),
             "isolate" => Some(self.isolate.name().into()),
             "exclusive" => Some(self.exclusive.name().into()),
+            "gid" => Some(self.gid.name().into()),
             "nic-down" => Some(self.nic_down.name().into()),
             "rails" => self.rails.map(|rails| rails.to_string()),
             "port" => self.port.map(|port| port.to_string()),
@@ -791,6 +810,7 @@ impl Settings {
                 "mem" => self.mem = site.mem,
                 "isolate" => self.isolate = site.isolate,
                 "exclusive" => self.exclusive = site.exclusive,
+                "gid" => self.gid = site.gid,
                 "nic-down" => self.nic_down = site.nic_down,
                 "rails" => self.rails = site.rails,
                 "port" => self.port = site.port,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::directories::Directory;
 use super::overlay::{self, Overlay};
 use super::program::StartFacts;
-use super::rdma::{self, GidRow};
+use super::rdma::{self, GidRow, RdmaPort};
 use super::topology::{Gpu, GpuVendor};
 use super::{CpuSet, Environment, NodeFacts, PciAddress, files};
 use crate::system::limits::{self, Resource};
@@ -43,7 +43,7 @@ pub struct TaskFacts {
     /// Whether the IMEX channels of a multi-node NVLink domain are there.
     pub imex: Option<bool>,
     /// Rows of the RoCE ports' address tables that can be used; read only when
-    /// NCCL_IB_GID_INDEX names one.
+    /// NCCL_IB_GID_INDEX names one, and with `gid=auto`.
     pub gids: Option<Vec<GidRow>>,
     /// The CPUs of its affinity mask, as Slurm set it.
     pub mask: Option<CpuSet>,
@@ -179,6 +179,12 @@ impl TaskFacts {
             unknown,
             ..TaskFacts::default()
         }
+    }
+
+    /// The same with the rows of the ports' tables, where they are wanted.
+    pub fn with_gids(self, root: &Path, ports: &[RdmaPort], wanted: bool) -> TaskFacts {
+        let gids = self.gids.or_else(|| wanted.then(|| rdma::roce_v2_rows(root, ports)));
+        TaskFacts { gids, ..self }
     }
 
     /// The same with what is known of a container. One that comes later brings

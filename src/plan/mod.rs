@@ -10,6 +10,7 @@ pub mod checks;
 mod container;
 pub mod environment;
 pub mod fabric;
+pub mod gids;
 pub mod launch;
 pub mod launcher;
 pub mod marks;
@@ -376,6 +377,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     threads::offer(&mut offers, facts, shape, ranks_per_task, share);
     offer_site(&mut offers, facts, site_profile);
     caches::offer(&mut offers, facts, settings, &marks);
+    gids::offer(&mut offers, facts, settings, &marks);
     sockets::offer(&mut offers, facts, settings, &marks, plan.step.master_addr.as_deref());
     precedence::settle(&mut plan, facts, &marks, &offers);
     container::decide(&mut plan, facts, &marks);

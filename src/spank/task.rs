@@ -18,7 +18,7 @@ use crate::act::environment::{TaskEnvironment, apply};
 use crate::act::launch::start;
 use crate::act::{binding, directories};
 use crate::config::site::SiteView;
-use crate::config::{self, Settings, Source, Switch};
+use crate::config::{self, Gid, Settings, Source, Switch};
 use crate::facts::container::{self, Place};
 use crate::facts::directories::here;
 use crate::facts::network::{Interfaces, Network};
@@ -193,6 +193,7 @@ fn make_plan(
         .unwrap_or_else(|| (NodeFacts::default(), "/".into()));
     node.netdevs = node.netdevs.map(|devices| netdevs::of_this_namespace(&root, devices));
     let seen = TaskFacts::read(&root, environment, &node).within(task.container, task.container_keeps.clone());
+    let seen = seen.with_gids(&root, node.rdma.as_deref().unwrap_or_default(), settings.gid == Gid::Auto);
     let cores = match (settings.exclusive, &seen.mask) {
         (Switch::On, Some(mask)) => cores(&root, mask),
         _ => Vec::new(),

@@ -48,7 +48,8 @@ impl Seen {
 pub fn choice(node: &NodeFacts) -> NodeNics {
     let (settings, rules) = (Settings::default(), NicRules::default());
     let ports = node.rdma.as_deref().unwrap_or_default();
-    choose(&View { topology: &node.topology, ports, settings: &settings, rules: &rules })
+    let addresses = palingenesis::plan::binding::subnets::Addresses::default();
+    choose(&View { topology: &node.topology, ports, addresses, settings: &settings, rules: &rules })
 }
 
 /// Whether a source's word (a name, an address, a network device) means this card.

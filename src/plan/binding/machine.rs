@@ -8,6 +8,7 @@ use crate::facts::topology::{Gpu, GpuVendor, Netdev, Nic, NicKind, NumaNode};
 use crate::facts::{CpuSet, NodeFacts, RdmaPort, Topology};
 
 use super::nics::{NodeNics, View, choose};
+use super::subnets::Addresses;
 
 /// A machine that is being built.
 #[derive(Debug, Clone, Default)]
@@ -158,7 +159,13 @@ impl Machine {
 
     pub fn with<R>(&self, spec: &str, look: impl FnOnce(&View) -> R) -> R {
         let settings = Settings::parse(spec, Source::Option).unwrap();
-        let view = View { topology: &self.topology, ports: &self.ports, settings: &settings, rules: &self.rules };
+        let view = View {
+            topology: &self.topology,
+            ports: &self.ports,
+            addresses: Addresses::default(),
+            settings: &settings,
+            rules: &self.rules,
+        };
         look(&view)
     }
 

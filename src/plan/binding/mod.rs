@@ -98,7 +98,10 @@ pub(super) fn decide(plan: &mut Plan, offers: &mut Offers, facts: &Facts, settin
     if topology.gpus.is_empty() || plan.step.shape == Shape::Shell {
         return None;
     }
-    let nics = nics::choose(&nics::View::of(facts, settings));
+    let rank0 = subnets::rank0(facts, plan.step.master_addr.as_deref());
+    let mut view = nics::View::of(facts, settings);
+    view.addresses.rank0 = &rank0;
+    let nics = nics::choose(&view);
     let mut share = ranks::share(facts, settings, plan.step.shape);
     ranks::decide(plan, offers, facts, settings, &mut share);
     let gpus = ranks::bound(&share);

@@ -15,6 +15,7 @@ use super::super::marks::Marks;
 use super::super::netmatch::List;
 use super::super::precedence::{self, Layer, Offers};
 use super::super::{Facts, Origin, Plan, Severity, Shape, Warning, checks};
+use super::subnets::{self, Addresses};
 use super::{Distance, visible};
 
 /// What the choice is made from: the node's facts and the admin's rules. The same
@@ -25,6 +26,8 @@ pub struct View<'a> {
     pub topology: &'a Topology,
     /// The ports of its RDMA devices.
     pub ports: &'a [RdmaPort],
+    /// Their addresses, and rank 0's where there is one.
+    pub addresses: Addresses<'a>,
     /// `fabric=` and `nic-down=`.
     pub settings: &'a Settings,
     /// The site file's lists.
@@ -39,6 +42,7 @@ impl<'a> View<'a> {
         View {
             topology: &facts.node.topology,
             ports: facts.node.rdma.as_deref().unwrap_or_default(),
+            addresses: Addresses::of(facts),
             settings,
             rules: facts.site.map_or(&NO_RULES, |site| &site.nics),
         }
@@ -156,6 +160,7 @@ pub fn choose(view: &View) -> NodeNics {
     choice.by_the_site();
     if view.rules.allow.is_none() {
         choice.without_virtual_functions();
+        choice.without_astray();
         choice.by_class();
     }
     choice.done()
@@ -303,6 +308,28 @@ impl<'a> Choice<'a> {
                 && self.is_active(owner)
             {
                 self.out[index] = Some(format!("virtual function of {}, which is here too", self.name(owner)));
+            }
+        }
+    }
+
+    /// Ports that lead nowhere.
+    fn without_astray(&mut self) {
+        let distances = |nic: usize| self.gpus().map(|gpu| self.distances[gpu][nic]).collect();
+        let port = |unit: &Unit| {
+            let of_it = |port: &&RdmaPort| port.device == self.nics[unit.nic].name && Some(port.port) == unit.port;
+            self.view.ports.iter().find(of_it).filter(|_| unit.active && self.out[unit.nic].is_none())
+        };
+        let candidates: Vec<(Unit, subnets::Candidate)> = self
+            .units
+            .iter()
+            .filter_map(|unit| Some((*unit, subnets::Candidate { port: port(unit)?, distances: distances(unit.nic) })))
+            .collect();
+        let ports: Vec<subnets::Candidate> = candidates.iter().map(|(_, candidate)| candidate.clone()).collect();
+        for ((unit, _), why) in candidates.iter().zip(subnets::astray(&ports, &self.view.addresses)) {
+            let Some(why) = why else { continue };
+            self.units.retain(|other| (other.nic, other.port) != (unit.nic, unit.port));
+            if !self.is_active(unit.nic) {
+                self.out[unit.nic] = Some(why);
             }
         }
     }

@@ -18,26 +18,27 @@ use super::super::{Facts, sockets};
 use super::Distance;
 
 /// What is known of the node's addresses, and of rank 0's.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Addresses<'a> {
     /// Rows of the ports' tables.
     pub gids: &'a [GidRow],
     /// The node's interfaces.
     pub interfaces: &'a [Interface],
     /// Where rank 0 is.
-    pub rank0: Vec<IpAddr>,
+    pub rank0: &'a [IpAddr],
+}
+
+/// Rank 0's addresses; `master` is MASTER_ADDR.
+pub fn rank0(facts: &Facts, master: Option<&str>) -> Vec<IpAddr> {
+    let mut all = sockets::rank0_addresses(facts, master);
+    all.extend(master.and_then(|master| master.parse().ok()).filter(|address| !all.contains(address)));
+    all
 }
 
 impl<'a> Addresses<'a> {
-    /// The facts' part of it; `master` is MASTER_ADDR.
-    pub fn of(facts: &Facts<'a>, master: Option<&str>) -> Addresses<'a> {
-        // Two machines on one cable may well meet by link-local addresses.
-        let link_local = master.and_then(|master| master.parse().ok()).is_some_and(|ip: Ipv4Addr| ip.is_link_local());
-        Addresses {
-            gids: if link_local { &[] } else { &facts.node.gids },
-            interfaces: facts.interfaces,
-            rank0: sockets::rank0_addresses(facts, master),
-        }
+    /// Those that the node has.
+    pub fn of(facts: &Facts<'a>) -> Addresses<'a> {
+        Addresses { gids: &facts.node.gids, interfaces: facts.interfaces, rank0: &[] }
     }
 
     fn rows(&self, port: &RdmaPort) -> impl Iterator<Item = &'a GidRow> {
@@ -72,6 +73,10 @@ pub struct Candidate<'a> {
 pub fn astray(candidates: &[Candidate], addresses: &Addresses) -> Vec<Option<String>> {
     let on_ethernet = |candidate: &Candidate| candidate.port.active && candidate.port.link == LinkLayer::Ethernet;
     let mut out: Vec<Option<String>> = vec![None; candidates.len()];
+    // Two machines on one cable may well meet by link-local addresses.
+    if addresses.rank0.iter().any(|rank0| matches!(rank0, IpAddr::V4(ip) if ip.is_link_local())) {
+        return out;
+    }
     let routable = |candidate: &Candidate| addresses.rows(candidate.port).any(GidRow::is_routable);
     // Where all are like that they may be meant so.
     if candidates.iter().any(|candidate| on_ethernet(candidate) && routable(candidate)) {
@@ -147,6 +152,7 @@ fn shown(interface: &Interface) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::tests::World;
 
     const NEAR: Distance = Distance::Switch { shared: -2, hops: 1 };
     const NONE: [usize; 0] = [];
@@ -187,11 +193,8 @@ mod tests {
                 });
             }
         }
-        let addresses = Addresses {
-            gids: &gids,
-            interfaces: &interfaces,
-            rank0: rank0.iter().map(|address| address.parse().unwrap()).collect(),
-        };
+        let rank0: Vec<IpAddr> = rank0.iter().map(|address| address.parse().unwrap()).collect();
+        let addresses = Addresses { gids: &gids, interfaces: &interfaces, rank0: &rank0 };
         let candidates: Vec<Candidate> = all
             .iter()
             .zip(ports)
@@ -225,6 +228,8 @@ mod tests {
         // Rank 0 elsewhere, or unknown: the link-local one goes all the same.
         assert_eq!(out(&ports, &["203.0.113.1"]), [2]);
         assert_eq!(out(&ports, &[]), [2]);
+        // MASTER_ADDR is link-local itself: they are meant.
+        assert_eq!(out(&ports, &["169.254.7.2"]), NONE);
         // The other one is nearer to the GPU: it stays.
         let ports = [("a", "192.0.2.13", one(Distance::Node)), ("b", "198.51.100.2", one(NEAR))];
         assert_eq!(out(&ports, &["192.0.2.12"]), NONE);
@@ -290,5 +295,71 @@ mod tests {
         };
         let candidates = [Candidate { port: &port, distances: one() }];
         assert_eq!(astray(&candidates, &Addresses::default()), [None]);
+    }
+
+    /// The report's machine: a GPU and two cards of two ports, of which one is down,
+    /// one has a link-local address and one is on another network.
+    fn spark() -> World {
+        use super::super::machine::{CONNECTX_7, Machine};
+        let (one, two) = ("pci0000:00/0000:00:00.0", "pci0002:00/0002:00:00.0");
+        let mut machine =
+            Machine::default().node(0, "0-19", &[(0, 10)]).gpu("000f:01:00.0", 0, "pci000f:00/000f:00:00.0");
+        for (name, at, path) in [
+            ("rocep1s0f0", "0000:01:00.0", one),
+            ("rocep1s0f1", "0000:01:00.1", one),
+            ("roceP2p1s0f0", "0002:01:00.0", two),
+            ("roceP2p1s0f1", "0002:01:00.1", two),
+        ] {
+            machine = machine.nic(name, at, 0, path).of(CONNECTX_7, LinkLayer::Ethernet, 200);
+        }
+        machine.link("rocep1s0f1", false);
+        let mut world = World::new("spark[1-2]", "1(x2)", 1).resolves(&["192.0.2.12"]);
+        world.node.topology = machine.topology;
+        world.node.rdma = Some(machine.ports);
+        world.node.gpu_models = vec!["NVIDIA GB10".into()];
+        for (device, netdev, address) in [
+            ("roceP2p1s0f1", "enP2p1s0f1np1", "192.0.2.13"),
+            ("rocep1s0f0", "enp1s0f0np0", "198.51.100.2"),
+            ("roceP2p1s0f0", "enP2p1s0f0np0", "169.254.7.1"),
+        ] {
+            let address: Ipv4Addr = address.parse().unwrap();
+            for (index, written) in [(1, "fe80::1".parse().unwrap()), (3, address.to_ipv6_mapped())] {
+                world.node.gids.push(GidRow { device: device.into(), port: 1, index, address: written });
+            }
+            let prefix = if address.is_link_local() { 16 } else { 24 };
+            world.interfaces.push(Interface { name: netdev.into(), address: address.into(), prefix });
+        }
+        world
+    }
+
+    /// <https://github.com/getainode/ainode/pull/89>
+    #[test]
+    fn nccl_gets_the_port_that_leads_to_rank_0_and_a_note_for_each_other() {
+        let plan = spark().plan("").unwrap();
+        assert_eq!(plan.value("NCCL_IB_HCA"), Some("=roceP2p1s0f1:1"));
+        let why = plan.env.iter().find(|set| set.name == "NCCL_IB_HCA").map(|set| set.why.as_str()).unwrap();
+        assert!(why.contains("rocep1s0f0") && why.contains("roceP2p1s0f0"), "{why}");
+        let world = spark();
+        let settings = crate::config::Settings::default();
+        let rank0 = ["192.0.2.12".parse().unwrap()];
+        let view = super::super::nics::View {
+            topology: &world.node.topology,
+            ports: world.node.rdma.as_deref().unwrap(),
+            addresses: Addresses { gids: &world.node.gids, interfaces: &world.interfaces, rank0: &rank0 },
+            settings: &settings,
+            rules: &crate::config::nics::NicRules::default(),
+        };
+        let nics = super::super::nics::choose(&view);
+        let verdict = |name: &str| {
+            let index = world.node.topology.nics.iter().position(|nic| nic.name == name).unwrap();
+            (nics.verdicts[index].used, nics.verdicts[index].why.as_str())
+        };
+        assert_eq!(verdict("rocep1s0f0"), (false, "192.0.2.0/24 leads to rank 0, 198.51.100.0/24 does not"));
+        assert_eq!(verdict("roceP2p1s0f0"), (false, "link-local address 169.254.7.1 only: no peer knows it"));
+        assert_eq!(verdict("rocep1s0f1"), (false, "no port is active"));
+        assert!(verdict("roceP2p1s0f1").0, "{:?}", verdict("roceP2p1s0f1"));
+        // Rank 0 over another network: what is not link-local stays.
+        let plan = spark().resolves(&["203.0.113.1"]).plan("").unwrap();
+        assert_eq!(plan.value("NCCL_IB_HCA"), Some("=rocep1s0f0:1,roceP2p1s0f1:1"));
     }
 }

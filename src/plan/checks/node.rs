@@ -6,10 +6,11 @@ use std::fmt::Write;
 use super::launch::gpus_of_the_task;
 use super::version::{NCCL, Version};
 use super::{Findings, From, Phase, Rule, Subject, Value};
-use crate::config::{Fabric, Profile, nearest, printable};
+use crate::config::{Fabric, Gid, Profile, nearest, printable};
 use crate::facts::rdma::LinkLayer;
 use crate::facts::{NetDevice, RdmaPort};
 use crate::plan::catalog::nccl_integer;
+use crate::plan::gids;
 use crate::plan::netmatch::{Item, List, Port};
 use crate::plan::{Severity, Shape};
 
@@ -24,6 +25,7 @@ pub(super) const RULES: &[Rule] = &[
     node("hca-mixed", Severity::Warning, "chosen RDMA ports of different kinds or rates", hca_mixed),
     node("gid-on-ib", Severity::Info, "NCCL_IB_GID_INDEX on InfiniBand, where nobody reads it", gid_on_ib),
     node("gid-since-221", Severity::Error, "NCCL_IB_GID_INDEX, which NCCL finds itself since 2.21", gid_index),
+    node("gid-none", Severity::Error, "gid=auto where no row is one that all chosen RoCE ports have", gid_none),
     node("ib-disabled", Severity::Warning, "NCCL_IB_DISABLE on nodes with RDMA", ib_disabled),
     node("ucx-dev", Severity::Warning, "UCX_NET_DEVICES with devices that are not there", ucx_devices),
     node("net-missing", Severity::Warning, "EFA without the plugin that NCCL needs for it", net_missing),
@@ -44,7 +46,7 @@ const fn node(id: &'static str, severity: Severity, looks_for: &'static str, run
 }
 
 /// Checks whose errors are NCCL's.
-pub(super) const OF_NCCL: [&str; 4] = ["ifname-missing", "ifname-lo", "gid-since-221", "mnnvl-no-imex"];
+pub(super) const OF_NCCL: [&str; 5] = ["ifname-missing", "ifname-lo", "gid-since-221", "gid-none", "mnnvl-no-imex"];
 
 /// From here on a limit on locked memory is no matter for NCCL, which pins some
 /// tens of megabytes for each peer.
@@ -517,6 +519,23 @@ fn gid_index(subject: &Subject, findings: &mut Findings) {
         None => format!("{cure}; no row is one that all have"),
     };
     if wrong.len() == ports.len() { findings.error(message, cure) } else { findings.warn(message, cure) }
+}
+
+fn gid_none(subject: &Subject, findings: &mut Findings) {
+    if subject.settings.gid != Gid::Auto || subject.value("NCCL_IB_GID_INDEX").is_some() || !subject.several_nodes() {
+        return;
+    }
+    let hca = subject.value("NCCL_IB_HCA").unwrap_or_default();
+    if let Some(usable) = subject.node.and_then(|node| gids::usable(node, subject.task, hca))
+        && gids::common(&usable).is_none()
+    {
+        let message = format!(
+            "gid=auto: no row is one that all chosen RoCE ports of {} have ({})",
+            here(subject),
+            gids::listed(&usable)
+        );
+        findings.error(message, "leave out gid=auto, NCCL since 2.21 finds the row on each port; or name ports that have one by NCCL_IB_HCA");
+    }
 }
 
 fn ib_disabled(subject: &Subject, findings: &mut Findings) {

@@ -153,6 +153,7 @@ pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
     let ifname = |value: &str| set("NCCL_SOCKET_IFNAME", value);
     let gid = |value: &str| set("NCCL_IB_GID_INDEX", value);
     let two = || World::new(TWO);
+    let auto = || World::new(TWO).with(|world| world.spec = "gid=auto");
     let table: Vec<(&'static str, bool, World)> = vec![
         ("ifname-missing", true, ifname("eth2")),
         ("ifname-missing", true, set("GLOO_SOCKET_IFNAME", "eth")),
@@ -186,6 +187,13 @@ pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
         ("gid-since-221", true, roce(gid("3"), &[("devA", 1), ("devB", 5)])),
         ("gid-since-221", false, roce(gid("-1"), &[("devA", 3), ("devB", 3)])),
         ("gid-since-221", false, gid("3")),
+        ("gid-none", true, roce(auto(), &[("devA", 1), ("devB", 3)])),
+        ("gid-none", true, roce(auto(), &[("devA", 1)])),
+        ("gid-none", false, roce(auto(), &[("devA", 1), ("devA", 5), ("devB", 3), ("devB", 5)])),
+        ("gid-none", false, roce(two(), &[("devA", 1), ("devB", 3)])),
+        ("gid-none", false, roce(auto().set("NCCL_IB_GID_INDEX", "-1"), &[("devA", 1), ("devB", 3)])),
+        ("gid-none", false, roce(auto().set("NCCL_IB_HCA", "=devA"), &[("devA", 1), ("devB", 3)])),
+        ("gid-none", false, auto()),
         ("ib-disabled", true, set("NCCL_IB_DISABLE", "1")),
         // NCCL reads the word as 0: nothing is disabled.
         ("ib-disabled", false, set("NCCL_IB_DISABLE", "true")),
