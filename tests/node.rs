@@ -62,7 +62,7 @@ fn a_record_shows_the_same_machine_and_is_small() {
         assert_eq!(here, there, "{}", machine.name);
         assert_eq!((own.len(), BTreeSet::from_iter(&replaced).len()), (replaced.len(), own.len()));
         let size = fs::metadata(&file).unwrap().len();
-        println!("{}: {} KiB, {} files in the tree", machine.name, size.div_ceil(1024), tree.files().len());
+        println!("{}: {} KiB, {} entries in the tree", machine.name, size.div_ceil(1024), tree.entries().len());
         assert!(size < 1 << 20, "{}: {size}", machine.name);
         // A record of a record is the same one.
         let again = record(&scratch, &file, "again.tar");
