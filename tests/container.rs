@@ -47,10 +47,12 @@ impl Cluster {
         let plugstack = ["--plugstack", &lines[0], "--plugstack", &lines[1]];
         let sandbox = Sandbox::up(&format!("container-{name}"), &[&arguments[..], &plugstack].concat())?;
         assert_eq!(sandbox.dir(), dir);
-        // The driver's file of a GPU, as /proc has it.
-        let gpu = sandbox.dir().join("home/node/proc/driver/nvidia/gpus/0000:01:00.0");
-        fs::create_dir_all(&gpu).unwrap();
-        fs::write(gpu.join("information"), "Model: \t\t NVIDIA B200\nIRQ:   \t\t 99\n").unwrap();
+        // The driver's file of a GPU, as /proc has it, for each of a node's ranks.
+        for bus in 1..=4 {
+            let gpu = sandbox.dir().join(format!("home/node/proc/driver/nvidia/gpus/0000:0{bus}:00.0"));
+            fs::create_dir_all(&gpu).unwrap();
+            fs::write(gpu.join("information"), "Model: \t\t NVIDIA B200\nIRQ:   \t\t 99\n").unwrap();
+        }
         let said = sandbox.run("srun -N1 unshare -Urm true");
         if said.code != 0 {
             println!("skipped: no user namespaces for users here: {}", said.err);
@@ -376,9 +378,11 @@ fn a_node_that_is_a_minute_late_is_waited_for() {
     let program = cluster.0.dir().join("home/sum.py");
     fs::write(&program, SUM).unwrap();
     fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-    // Both at once, to wait once.
+    // Both at once, to wait once. Each rank has a GPU to itself.
     let line = format!(
-        "srun -Q --palingenesis --container-image={image} -N2 -n2 --overcommit /usr/bin/python3 -u {program} & late=$!
+        "export CUDA_VISIBLE_DEVICES=0
+         srun -Q --palingenesis --container-image={image} -N2 -n2 --overcommit /usr/bin/python3 -u {program} & late=$!
+         export CUDA_VISIBLE_DEVICES=0,1
          srun -Q --palingenesis --container-image={apart} -N2 -n4 --overcommit /usr/bin/python3 -u {program} & apart=$!
          wait $late && wait $apart",
         program = program.display(),

@@ -16,7 +16,8 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
     if facts.task.container != Container::ComesLater {
         return;
     }
-    let set = plan.env.iter().map(|variable| variable.name.as_str());
+    // No image has facts of a rank's place.
+    let set = plan.env.iter().map(|variable| variable.name.as_str()).filter(|name| !name.starts_with("PALINGENESIS_"));
     let users = facts.environment.iter().map(|(name, _)| name);
     let users = users.filter(|name| catalog::put_back(name) && marks.users(facts.environment, name).is_some());
     let names: BTreeSet<&str> = set.chain(users).collect();
