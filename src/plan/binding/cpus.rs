@@ -342,27 +342,35 @@ pub(super) fn decide(
         plan.binding.say("cpus", shown, why);
         return None;
     }
-    let (gpus, near) = match known {
-        Ok((gpus, near)) => (named(topology, gpus), near),
+    let (bound_by, near) = match known {
+        Ok(known) => known,
         Err(why) => {
             plan.binding.say("cpus", shown, format!("as Slurm set it: {why}"));
             return None;
         }
     };
+    let gpus = named(topology, bound_by);
     let stays = |why: &str| format!("as Slurm set it: {why}; beside {gpus} are {near}");
     let local_rank = facts.step.local_rank as usize;
     let ranks = facts.step.local_world_size as usize;
-    let peers = match &facts.task.peers {
-        Peers::Met(peers) if peers.len() == ranks && local_rank < ranks => peers,
-        Peers::Met(peers) => {
+    let alone;
+    let peers = match (&facts.task.peers, mask) {
+        // Nobody to meet.
+        (Peers::NotAsked, Some(mask)) if ranks == 1 => {
+            alone =
+                [Peer { mask: mask.clone(), gpus: bound_by.iter().filter_map(|gpu| (*gpu).try_into().ok()).collect() }];
+            &alone[..]
+        }
+        (Peers::Met(peers), _) if peers.len() == ranks && local_rank < ranks => peers,
+        (Peers::Met(peers), _) => {
             plan.binding.say("cpus", shown, stays(&format!("{} of the node's {ranks} ranks are known", peers.len())));
             return None;
         }
-        Peers::Incomplete(why) => {
+        (Peers::Incomplete(why), _) => {
             plan.binding.say("cpus", shown, stays(why));
             return None;
         }
-        Peers::NotAsked => {
+        (Peers::NotAsked, _) => {
             let why = format!("the node's ranks share out the step's CPUs when they start; beside {gpus} are {near}");
             plan.binding.say("cpus", shown, why);
             return None;

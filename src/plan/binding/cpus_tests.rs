@@ -302,6 +302,47 @@ fn what_is_not_known_changes_nothing_and_says_what() {
     assert!(alone.binding.cpus.is_none() && alone.binding.memory.is_none());
 }
 
+/// One rank with one GPU, on a node that gave it CPUs of both sockets: those beside
+/// the GPU, unless it asked for more than there are.
+#[test]
+fn a_rank_alone_has_nobody_to_meet() {
+    let alone = |asked: &str| {
+        let task = dgx_h100().rank(0, &["0-15,56-71"]).with(|task| {
+            task.world = export(task, "SLURM_CPUS_PER_TASK", asked);
+            task.world.task.peers = Peers::NotAsked;
+        });
+        task.bound()
+    };
+    assert_eq!(alone("1").binding.cpus, Some(set("0-15")));
+    assert_eq!(alone("32").binding.cpus, None);
+    assert!(alone("32").row("cpus").1.contains("16 of 32 CPUs are beside GPU"), "{:?}", alone("32").row("cpus"));
+}
+
+/// The whole plan, from what Slurm and the machine tell a task: its GPU, its CPUs,
+/// its memory, its threads.
+#[test]
+fn a_plan_binds_a_rank_by_the_gpu_it_takes() {
+    let machine = Machine::new(&[(0, "0-7"), (1, "8-15")]).gpus(&[0, 0, 1, 1]);
+    let mut world = machine.rank(1, &["0-3", "8-11", "4-7", "12-15"]).world.export(&[
+        ("CUDA_VISIBLE_DEVICES", "0,1,2,3"),
+        ("SLURM_CPUS_ON_NODE", "16"),
+        ("SLURM_CPU_BIND", "quiet,mask_cpu:0xf,0xf00,0xf0,0xf000"),
+    ]);
+    let plan = world.plan("").unwrap();
+    assert_eq!(plan.binding.cpus, Some(set("4-7")), "{plan:#?}");
+    assert_eq!(plan.binding.memory.as_ref().map(|policy| &policy.nodes), Some(&set("0")));
+    assert_eq!(plan.value("OMP_NUM_THREADS"), Some("4"));
+    assert!(plan.left.iter().any(|note| note.name.starts_with("SLURM_CPU_BIND")), "{:?}", plan.left);
+    // The other way round the GPUs are where the masks are.
+    world.environment.set("CUDA_VISIBLE_DEVICES", "0,2,1,3");
+    let Peers::Met(peers) = &mut world.task.peers else { unreachable!() };
+    (peers[1].gpus, peers[2].gpus) = (vec![2], vec![1]);
+    let plan = world.plan("").unwrap();
+    assert_eq!((plan.binding.cpus.as_ref(), plan.row("cpus").0), (None, Some("8-11")));
+    assert_eq!(plan.binding.memory.as_ref().map(|policy| &policy.nodes), Some(&set("1")));
+    assert!(!plan.left.iter().any(|note| note.name.starts_with("SLURM_CPU_BIND")), "{:?}", plan.left);
+}
+
 /// The user's --cpu-bind stays, good or bad.
 #[test]
 fn who_binds_the_cpus_keeps_them_and_hears_where_the_gpu_is() {
@@ -456,6 +497,59 @@ fn masks_keep_their_number_and_owners() {
             assert_eq!(seat.mask.len(), place.mask.len());
             assert!(!seat.near.is_empty() || seat.mask == place.mask);
         }
+    }
+}
+
+/// Every way to hand the masks round is tried: none has more CPUs beside their
+/// rank's GPU, nor, among those with as many, any that are nearer.
+#[test]
+fn no_other_exchange_has_more_cpus_beside_their_gpu() {
+    fn most(seats: &[Seat], rank: usize, taken: u32) -> (u32, u32) {
+        let Some(seat) = seats.get(rank) else { return (0, 0) };
+        let free = (0..seats.len()).filter(|from| taken & (1 << from) == 0);
+        let ways = free.map(|from| {
+            let (near, around) = most(seats, rank + 1, taken | 1 << from);
+            let (more, further) = worth(&seats[from].mask, seat);
+            (near + more, around + further)
+        });
+        ways.max().unwrap()
+    }
+    fn worth(mask: &CpuSet, seat: &Seat) -> (u32, u32) {
+        let around = seat.around.iter().map(|(cpus, each)| mask.and(cpus).len() * each).sum();
+        (mask.and(&seat.near).len(), around)
+    }
+    let mut chance = Chance(0xfeed_beef_1234_5677);
+    for _ in 0..1500 * rounds() {
+        let (ranks, size) = (2 + chance.below(5), 1 + chance.below(4));
+        let order = chance.mixed(ranks * size);
+        let nodes: Vec<usize> = order.iter().map(|_| chance.below(4)).collect();
+        let of_node = |node: usize| -> CpuSet {
+            (0..order.len()).filter(|cpu| nodes[*cpu] == node).map(|cpu| cpu as u32).collect()
+        };
+        let seats: Vec<Seat> = (0..ranks)
+            .map(|rank| {
+                let own = chance.below(4);
+                let far = |node: usize| {
+                    if node == own {
+                        246
+                    } else if node / 2 == own / 2 {
+                        240
+                    } else {
+                        224
+                    }
+                };
+                let mask = order[rank * size..][..size].iter().map(|cpu| *cpu as u32).collect();
+                Seat { mask, near: of_node(own), around: (0..4).map(|node| (of_node(node), far(node))).collect() }
+            })
+            .collect();
+        // One without CPUs beside its GPU takes no part, and the sum is another one.
+        if seats.iter().any(|seat| seat.near.is_empty()) {
+            continue;
+        }
+        let places = arrange(&seats, &Wishes::default()).unwrap();
+        let worth = places.iter().zip(&seats).map(|(place, seat)| worth(&place.mask, seat));
+        let found = worth.fold((0, 0), |sum, next| (sum.0 + next.0, sum.1 + next.1));
+        assert_eq!(found, most(&seats, 0, 0), "{seats:#?}: {places:#?}");
     }
 }
 
