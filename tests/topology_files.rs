@@ -447,7 +447,9 @@ fn trees_recorded_by_hwloc() {
             let read = |file: &str| fs::read_to_string(entry.path().join(file)).ok();
             let of_mask = || read("cpumap").map(|text| mask(text.trim()));
             let cpus = read("cpulist").map(|text| numbers(text.trim())).or_else(of_mask).unwrap_or_default();
-            if let (Some(number), false) = (name.strip_prefix("node").and_then(|n| n.parse::<u32>().ok()), cpus.is_empty()) {
+            if let (Some(number), false) =
+                (name.strip_prefix("node").and_then(|n| n.parse::<u32>().ok()), cpus.is_empty())
+            {
                 nodes.insert(number, cpus);
             }
         }
