@@ -16,6 +16,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use common::crossed::{CROSSED, Cluster, EXCHANGED, SLURM_S};
 use common::{Said, Sandbox, container_plugin, open_folder, readable_by_all, stamped_library};
 
 /// In place of palingenesis-worker: its words, its limit of open files, and what
@@ -442,5 +443,35 @@ fn a_container_s_option_is_recognised_before_and_after_its_plugin() {
         let error = srun.replace("--palingenesis", "--palingenesis=container-order=error");
         let said = slurm.run(&format!("{error} echo RAN"));
         assert_eq!((said.code, said.out.as_str()), (78, ""), "{said:#?}");
+    }
+}
+
+/// <https://docs.coreweave.com/products/sunk/optimize_workloads/cpu-binding-numa-affinity>:
+/// masks are set by slurmstepd before our hook and by nobody after it; srun's
+/// options and variables are read as in 22.05.
+#[test]
+fn masks_that_are_exchanged_before_the_program_starts_stay() {
+    for (suite, release) in RELEASES {
+        let Some(tree) = tree(suite) else { continue };
+        let root = tree.to_string_lossy().into_owned();
+        println!("Slurm {release}:");
+        let name = format!("release-{suite}");
+        let Some(slurm) = Cluster::up(&name, &CROSSED, &library(release), &["--root", &root]) else { continue };
+        slurm.two("", "").have(SLURM_S, "without the flag");
+        let ranks = slurm.two("", "--palingenesis").are_quiet();
+        ranks.have(EXCHANGED, "crossed");
+        let preferred = ranks.policies[&1].as_str();
+        assert!(preferred == "prefer (many):0" || preferred == "prefer:0", "{ranks:#?}");
+        assert_eq!(ranks.policies[&0], "default", "{ranks:#?}");
+        for option in ["--cpu-bind=map_cpu:0,1", "--cpu_ mask_cpu:0x1,0x2", "--cpu-b=cores"] {
+            slurm.two("", &format!("--palingenesis {option}")).have(SLURM_S, option);
+        }
+        slurm.two("SLURM_CPU_BIND=map_cpu:0,1", "--palingenesis").have(SLURM_S, "SLURM_CPU_BIND");
+        slurm.two("", "--palingenesis --cpu-bind=verbose").have(EXCHANGED, "--cpu-bind=verbose");
+        slurm.two("", "--palingenesis=bind=off").have(SLURM_S, "bind=off");
+        let ranks = slurm.two("", "--palingenesis --mem-bind=local");
+        assert!(ranks.policies.values().all(|policy| policy == "bind:0"), "{ranks:#?}");
+        let line = "srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c TASK sh --cpu-bind=none";
+        slurm.run(line).have(EXCHANGED, line);
     }
 }

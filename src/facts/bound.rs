@@ -8,10 +8,9 @@ use crate::config::printable;
 
 /// An option of srun and what stands for it.
 struct Choice {
-    /// Its names.
-    options: &'static [&'static str],
-    /// How much of a name getopt_long needs: less would be another option's, too.
-    least: usize,
+    /// Its names, and how many of their letters getopt_long needs: fewer would be
+    /// another option's, too.
+    options: &'static [(&'static str, usize)],
     variable: &'static str,
     /// Words of its value that choose nothing.
     manners: &'static [&'static str],
@@ -19,15 +18,13 @@ struct Choice {
 
 const CPU: Choice = Choice {
     // The second one for the mpirun of Open MPI.
-    options: &["--cpu-bind", "--cpu_bind"],
-    least: "--cpu-b".len(),
+    options: &[("--cpu-bind", "--cpu-b".len()), ("--cpu_bind", "--cpu_".len())],
     variable: "SLURM_CPU_BIND",
     manners: &["q", "quiet", "v", "verbose"],
 };
 
 const MEM: Choice = Choice {
-    options: &["--mem-bind"],
-    least: "--mem-b".len(),
+    options: &[("--mem-bind", "--mem-b".len())],
     variable: "SLURM_MEM_BIND",
     manners: &["q", "quiet", "v", "verbose", "sort", "nosort"],
 };
@@ -52,7 +49,7 @@ impl UserBound {
 impl Choice {
     fn made(&self, options: &[String], environment: &Environment) -> Option<String> {
         if let Some(value) = self.option(options) {
-            return self.chooses(value).then(|| format!("{}={}", self.options[0], printable(value)));
+            return self.chooses(value).then(|| format!("{}={}", self.options[0].0, printable(value)));
         }
         let value = environment.get(self.variable).filter(|value| self.chooses(value))?;
         let from = if self.is_slurm_s(value, environment) { "left by an outer step" } else { "exported" };
@@ -61,7 +58,8 @@ impl Choice {
 
     /// The value of its last use.
     fn option<'a>(&self, words: &'a [String]) -> Option<&'a str> {
-        let is_it = |name: &str| name.len() >= self.least && self.options.iter().any(|option| option.starts_with(name));
+        let is_it =
+            |name: &str| self.options.iter().any(|(option, least)| name.len() >= *least && option.starts_with(name));
         let mut words = words.iter();
         let mut last = None;
         while let Some(word) = words.next() {
@@ -114,7 +112,7 @@ mod tests {
             "srun --cpu_bind=map_cpu:0,1 a.out",
             "srun -n2 --cpu-bind map_cpu:0,1 a.out",
             "srun --cpu-b=map_cpu:0,1 a.out",
-            "srun --cpu_b map_cpu:0,1 --palingenesis a.out",
+            "srun --cpu_ map_cpu:0,1 --palingenesis a.out",
             "srun --cpu-bind=none --cpu-bin=map_cpu:0,1 -- a.out",
         ] {
             assert_eq!(cpu(line).as_deref(), Some("--cpu-bind=map_cpu:0,1"), "{line}");

@@ -6,6 +6,7 @@
 
 #![allow(dead_code)]
 
+pub mod crossed;
 pub mod machine;
 pub mod planned;
 pub mod tasks;
