@@ -169,7 +169,8 @@ fn this_machine_can_be_recorded() {
     assert!(said.out.contains(" files of this machine, ") && said.err.is_empty(), "{}{}", said.out, said.err);
     let mut here = json(&explain(&scratch, &["--node", "--json"]).ok());
     let mut there = node(&scratch, &file);
-    (take_uuids(&mut here), take_uuids(&mut there));
+    take_uuids(&mut here);
+    take_uuids(&mut there);
     assert_eq!(here, there);
     let first = fs::read(&file).unwrap();
     explain(&scratch, &["--record", text(&file)]).ok();
@@ -219,6 +220,15 @@ fn what_cannot_be_recorded_or_replayed_is_one_line() {
     let said = explain(&scratch, &["--record", text(&file("x.tar")), "--root", text(tree.root())]).ok();
     assert!(said.err.contains("warning: not in the record: ") && said.err.contains("etc/nccl.conf: "), "{}", said.err);
     assert_eq!(node(&scratch, &file("x.tar"))["cpus"]["online"], "0-3");
+    // A device for each of thousands of containers.
+    for number in 0..3000 {
+        tree.file(&format!("sys/class/net/veth{number:07}/flags"), "0x1003\n");
+        tree.file(&format!("sys/class/net/veth{number:07}/operstate"), "up\n");
+        tree.file(&format!("sys/class/net/veth{number:07}/ifindex"), format!("{number}\n"));
+    }
+    let said = explain(&scratch, &["--record", text(&file("many.tar")), "--root", text(tree.root())]);
+    assert_eq!((said.code, said.err.lines().count()), (1, 1), "{}", said.err);
+    assert!(said.err.contains("are more than a record holds") && !file("many.tar").exists(), "{}", said.err);
     for arguments in [
         &["--node", "--nodelist", "n1", "--tasks-per-node", "1"][..],
         &["--node", "NCCL_DEBUG"],

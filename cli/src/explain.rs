@@ -341,8 +341,8 @@ fn record(root: &Path, file: &Path) -> anyhow::Result<()> {
     let bytes = archive::write(file, &record.entries)?;
     let shown = config::printable(&file.to_string_lossy());
     print(&format!(
-        "{shown}: {} files of this machine, {} KiB, without UUIDs, GUIDs and addresses; tar -xOf shows what is in it, \
-         palingenesis explain --node --root {shown} the machine\n",
+        "{shown}: {} files of this machine, {} KiB, with the identities of its devices replaced; tar -xOf {shown} shows \
+         all of it, palingenesis explain --node --root {shown} the machine\n",
         record.entries.len(),
         bytes.div_ceil(1024),
     ))

@@ -109,7 +109,7 @@ impl NodeFacts {
     /// report; those of its user are not among them.
     ///
     /// # Errors
-    /// When a driver does not answer.
+    /// When a driver does not answer, or there is far more than on any machine.
     pub fn record(root: &Path) -> Result<Record, String> {
         // The reader names some paths without links.
         let root = root.canonicalize().map_err(|error| format!("{}: {error}", root.display()))?;
@@ -121,7 +121,7 @@ impl NodeFacts {
             let node = NodeFacts { rdma, ..NodeFacts::default() };
             TaskFacts::described(&root, &Environment::default(), &node);
         };
-        in_a_child(PATIENCE * 2, || Record::of(&root, look))
+        in_a_child(PATIENCE * 2, || Record::of(&root, look).bounded()).and_then(|record| record)
     }
 }
 

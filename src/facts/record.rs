@@ -34,6 +34,9 @@ pub struct Record {
 /// As the kernel follows them (MAXSYMLINKS of linux/namei.h).
 const MOST_LINKS: usize = 40;
 
+/// Bytes of names and texts, well below what a child may answer.
+const LARGEST: usize = 400 * 1024;
+
 impl Record {
     /// What `read` looks at below `root`.
     pub fn of(root: &Path, read: impl FnOnce()) -> Record {
@@ -45,8 +48,24 @@ impl Record {
         record.drop_parents();
         record.refused.sort();
         record.refused.dedup();
-        Identities::default().replace(&mut record.entries);
-        record
+        Record { entries: Identities::default().replace(record.entries), ..record }
+    }
+
+    /// Itself, where it is no larger than what a child may answer.
+    pub(super) fn bounded(self) -> Result<Record, String> {
+        let length = |(name, entry): (&String, &Entry)| match entry {
+            Entry::Directory => name.len() + 20,
+            Entry::File(text) | Entry::Link(text) => name.len() + text.len() + 20,
+        };
+        let bytes: usize = self.entries.iter().map(length).sum();
+        if bytes <= LARGEST {
+            return Ok(self);
+        }
+        let many = self.entries.keys().filter(|name| name.starts_with("sys/class/net/")).count();
+        Err(format!(
+            "{} files of {bytes} bytes are more than a record holds ({many} network devices)",
+            self.entries.len()
+        ))
     }
 
     fn add(&mut self, root: &Path, look: Look) {
@@ -154,19 +173,24 @@ struct Identities {
 }
 
 impl Identities {
-    fn replace(&mut self, entries: &mut BTreeMap<String, Entry>) {
-        for (path, entry) in entries {
-            if let Entry::File(text) = entry {
-                let file = path.rsplit_once('/').map_or((path.as_str(), ""), |(folder, name)| (name, folder));
-                *text = match file {
-                    ("nccl.conf", _) => settings_without_secrets(text),
-                    ("dev", "proc/net" | "proc/self/net") => without_counters(text),
-                    ("route", _) => routes(text, |fields| fields.get(1) == Some(&"00000000"), 2),
-                    ("ipv6_route", _) => routes(text, |fields| fields.get(1) == Some(&"00"), 4),
-                    _ => self.without(text),
-                };
-            }
-        }
+    /// In names, texts and links alike: a virtual machine's devices have UUIDs in
+    /// their paths.
+    fn replace(&mut self, entries: BTreeMap<String, Entry>) -> BTreeMap<String, Entry> {
+        let replaced = entries.into_iter().map(|(path, entry)| {
+            let entry = match entry {
+                Entry::Directory => Entry::Directory,
+                Entry::Link(target) => Entry::Link(self.without(&target)),
+                Entry::File(text) => Entry::File(match path.rsplit_once('/').unwrap_or(("", &path)) {
+                    (_, "nccl.conf") => settings_without_secrets(&text),
+                    ("proc/net" | "proc/self/net", "dev") => without_counters(&text),
+                    (_, "route") => routes(&text, |fields| fields.get(1) == Some(&"00000000"), 2),
+                    (_, "ipv6_route") => routes(&text, |fields| fields.get(1) == Some(&"00"), 4),
+                    _ => self.without(&text),
+                }),
+            };
+            (self.without(&path), entry)
+        });
+        replaced.collect()
     }
 
     /// The text with each identity in it replaced.
@@ -330,6 +354,25 @@ mod tests {
         }
     }
 
+    /// A guest of Hyper-V has a UUID above each device.
+    #[test]
+    fn identities_in_paths_are_replaced_with_the_links_to_them() {
+        let (one, two) = ("47505500-0001-0000-3130-444531303030", "f4a3b2c1-0002-0000-3130-444531303030");
+        let device = |uuid: &str| format!("sys/devices/VMBUS:00/{uuid}/pci0001:00/0001:00:00.0");
+        let entries = BTreeMap::from([
+            ("sys/bus/pci/devices/0001:00:00.0".into(), Entry::Link(format!("../../../../{}", device(two)))),
+            (format!("{}/numa_node", device(one)), Entry::File("1\n".into())),
+            (format!("{}/numa_node", device(two)), Entry::File("0\n".into())),
+        ]);
+        let replaced = Identities::default().replace(entries);
+        let name = |number: u32| device(&format!("00000000-0000-0000-0000-{number:012}"));
+        let link = Entry::Link(format!("../../../../{}", name(1)));
+        assert_eq!(replaced["sys/bus/pci/devices/0001:00:00.0"], link);
+        assert_eq!(replaced[&format!("{}/numa_node", name(1))], Entry::File("0\n".into()));
+        assert_eq!(replaced[&format!("{}/numa_node", name(2))], Entry::File("1\n".into()));
+        assert_eq!(Identities::default().replace(replaced.clone()), replaced);
+    }
+
     /// Rows of one network stay rows of one network.
     #[test]
     fn addresses_keep_their_networks_and_nothing_else() {
@@ -353,7 +396,7 @@ mod tests {
             settings_without_secrets(conf),
             "NCCL_IB_HCA==mlx5_0\nNCCL_COMM_ID=(hidden)\nNCCL_X_TOKEN=(hidden)\n"
         );
-        let mut entries = BTreeMap::from([(
+        let entries = BTreeMap::from([(
             "proc/net/route".to_string(),
             Entry::File(
                 "Iface\tDestination\tGateway\neth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\n\
@@ -361,7 +404,7 @@ mod tests {
                     .into(),
             ),
         )]);
-        Identities::default().replace(&mut entries);
+        let entries = Identities::default().replace(entries);
         let Entry::File(text) = &entries["proc/net/route"] else { panic!() };
         assert_eq!(text, "Iface\tDestination\tGateway\neth0\t00000000\t00000000\t0003\t0\t0\t100\t00000000\n");
     }
