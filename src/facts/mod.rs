@@ -247,4 +247,34 @@ mod tests {
         assert_eq!(facts.netdevs.map(|devices| devices.len()), Some(900));
         assert_eq!(facts.unknown, Vec::<String>::new());
     }
+
+    /// Sixteen GPUs, 64 virtual functions, CPU lists as long as Dell's interleaved
+    /// ones, and a network device for each of 900 containers.
+    #[test]
+    fn a_large_machine_fits_into_the_answers() {
+        let tree = Tree::new("large-machine");
+        let list: Vec<String> = (0..256).step_by(2).map(|cpu| cpu.to_string()).collect();
+        let list = list.join(",");
+        let below = |bus: u32| {
+            format!("pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{:02x}:00.0/0000:{:02x}:00.0", bus + 1, bus + 2)
+        };
+        for index in 0..16 {
+            tree.nvidia(&format!("{}/0000:{:02x}:00.0", below(index * 8), index * 8 + 3), index, 0, &list);
+        }
+        for index in 0..72u32 {
+            let path = format!("{}/0000:{:02x}:{:02x}.{}", below(0x80), 0x83, index / 8, index % 8);
+            tree.hca(&path, &format!("mlx5_{index}"), 0, &list).netdev(&path, &format!("ib{index}"), "0x1003", "up");
+        }
+        for number in 0..900 {
+            tree.file(&format!("sys/class/net/veth{number:07}/flags"), "0x1003\n");
+        }
+        let facts = NodeFacts::read(tree.root());
+        assert_eq!(facts.unknown, Vec::<String>::new());
+        assert_eq!((facts.topology.gpus.len(), facts.topology.nics.len()), (16, 72));
+        assert_eq!((facts.rdma.unwrap().len(), facts.netdevs.unwrap().len()), (72, 972));
+        let gpus = serde_json::to_vec(&gpus_of(tree.root())).unwrap().len();
+        let network = serde_json::to_vec(&network_of(tree.root())).unwrap().len();
+        // A quarter of child::ANSWER_MAX, and half of it.
+        assert!(gpus < 128 << 10 && network < 256 << 10, "{gpus} and {network} bytes");
+    }
 }

@@ -344,6 +344,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::facts::pci::Place;
     use crate::facts::rdma::tests::Tree;
 
     fn environment(pairs: &[(&str, &str)]) -> Environment {
@@ -474,5 +475,76 @@ mod tests {
         assert_eq!(facts.clone().within(Container::Inside, Vec::new()).nccl_files.len(), 1);
         let hidden = facts.within(Container::ComesLater, vec!["A".into()]);
         assert_eq!((hidden.nccl_files.len(), hidden.imex, hidden.container_keeps.len()), (0, None, 1));
+    }
+
+    /// The node's GPUs with these numbers of their device files, one bus each.
+    fn gpus(minors: &[u32]) -> Vec<Gpu> {
+        let gpu = |(index, minor): (usize, &u32)| Gpu {
+            vendor: GpuVendor::Nvidia,
+            place: Place::of(address(index)),
+            model: None,
+            uuid: None,
+            minor: Some(*minor),
+            memory_node: None,
+        };
+        minors.iter().enumerate().map(gpu).collect()
+    }
+
+    fn address(index: usize) -> PciAddress {
+        PciAddress { domain: 0, bus: index as u8, device: 0, function: 0 }
+    }
+
+    /// As the file's mode hides a device from somebody who is not root; the device
+    /// cgroup answers the same question with EPERM, which a test on a real Slurm shows.
+    #[test]
+    fn gpus_that_may_not_be_opened_are_hidden() {
+        use std::os::unix::fs::PermissionsExt;
+        let tree = Tree::new("task-hidden");
+        for (minor, mode) in [(3, 0o666), (0, 0o000), (1, 0o444)] {
+            tree.file(&format!("dev/nvidia{minor}"), "");
+            let file = tree.root().join(format!("dev/nvidia{minor}"));
+            std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let gpus = gpus(&[3, 0, 1, 2]);
+        let answer = child::run(PATIENCE, || {
+            // SAFETY: takes numbers; this is a child of the test's own.
+            unsafe { libc::setuid(65_534) };
+            hidden(tree.root(), &gpus).iter().map(|address| address.bus).collect()
+        });
+        // The fourth has no file at all where others have one.
+        assert_eq!(answer.unwrap(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn without_any_device_file_nothing_is_known() {
+        let tree = Tree::new("task-no-devices");
+        tree.file("dev/nvidiactl", "").file("dev/nvidia-uvm", "");
+        assert_eq!(hidden(tree.root(), &gpus(&[0, 1])), []);
+        tree.file("dev/nvidia1", "");
+        assert_eq!(hidden(tree.root(), &gpus(&[0, 1])), [address(0)]);
+        // Of a GPU without a number nothing is known, and none is AMD's.
+        let mut others = gpus(&[0, 0]);
+        (others[0].minor, others[1].vendor) = (None, GpuVendor::Amd);
+        assert_eq!(hidden(tree.root(), &others), []);
+    }
+
+    #[test]
+    fn cores_are_read_for_the_mask_only() {
+        let tree = Tree::new("task-cores");
+        let core = |cpu: u32, text: &str| {
+            tree.file(&format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"), text);
+        };
+        for cpu in 0..4 {
+            core(cpu, &format!("{},{}\n", cpu, cpu + 4));
+            core(cpu + 4, &format!("{},{}\n", cpu, cpu + 4));
+        }
+        let set = |text| CpuSet::parse(text).unwrap();
+        assert_eq!(cores(tree.root(), &set("0-1,4-5,7")), [set("0,4"), set("1,5"), set("3,7")]);
+        // Not its own, another core's, no list, no file: in none of them.
+        core(1, "2\n");
+        core(5, "0,5\n");
+        core(2, "x");
+        assert_eq!(cores(tree.root(), &set("0-2,4-5,100")), [set("0,4")]);
+        assert_eq!(cores(tree.root(), &CpuSet::EMPTY), []);
     }
 }

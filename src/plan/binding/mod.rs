@@ -27,12 +27,14 @@ pub(crate) mod sockets;
 pub mod subnets;
 pub mod visible;
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 
 use crate::config::Settings;
-use crate::facts::CpuSet;
 use crate::facts::task::Peer;
 use crate::facts::topology::GpuVendor;
+use crate::facts::{CpuSet, NodeFacts};
 
 use super::precedence::Offers;
 use super::{Facts, Plan, Shape, launch};
@@ -56,7 +58,7 @@ pub struct Binding {
 /// One thing that was decided, for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Decision {
-    /// gpu, cpus, memory, nic.
+    /// gpu, cpus, memory, nic, topology.
     pub what: &'static str,
     /// What it is now; `None`: not known, or left alone.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,6 +100,17 @@ pub(super) fn decide(plan: &mut Plan, offers: &mut Offers, facts: &Facts, settin
     if topology.gpus.is_empty() || plan.step.shape == Shape::Shell {
         return None;
     }
+    let with_file;
+    let facts = match topology.with_overlay(facts.task.overlay.as_ref()) {
+        Cow::Borrowed(_) => facts,
+        Cow::Owned(topology) => {
+            let file = facts.task.overlay.as_ref().map(|overlay| overlay.file.clone());
+            let why = "in the machine's own PCI tree no card is nearer to a GPU than another: NCCL's file tells";
+            plan.binding.say("topology", file, why);
+            with_file = NodeFacts { topology, ..facts.node.clone() };
+            &Facts { node: &with_file, ..*facts }
+        }
+    };
     let rank0 = subnets::rank0(facts, plan.step.master_addr.as_deref());
     let mut view = nics::View::of(facts, settings);
     view.addresses.rank0 = &rank0;
