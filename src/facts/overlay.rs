@@ -185,6 +185,7 @@ mod tests {
     use crate::facts::NodeFacts;
     use crate::facts::TaskFacts;
     use crate::facts::rdma::tests::Tree;
+    use crate::plan::binding::Distance;
 
     /// Two GPUs and two cards as Hyper-V hands them over.
     fn azure(name: &str) -> Tree {
@@ -233,6 +234,10 @@ mod tests {
         // CPUs and NUMA nodes stay sysfs's.
         assert_eq!(seen.gpus[0].place.cpus, node.topology.gpus[0].place.cpus);
         assert!(!seen.is_flat());
+        let distance = |topology: &Topology, gpu: usize, nic: usize| {
+            Distance::between(&topology.gpus[gpu].place, topology.nics[nic].place.as_ref(), &topology.nodes).name()
+        };
+        assert_eq!([distance(&seen, 0, 0), distance(&node.topology, 0, 0)], ["PIX", "NODE"]);
     }
 
     #[test]

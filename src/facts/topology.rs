@@ -137,8 +137,8 @@ pub struct Nic {
     pub name: String,
     /// How it is talked to.
     pub kind: NicKind,
-    /// Where it sits; `None` where sysfs does not lead to PCI (a software device,
-    /// a bond of several cards).
+    /// Where it sits, a bond's first card; `None` where sysfs does not lead to PCI (a
+    /// software device).
     pub place: Option<pci::Place>,
     /// Its network devices (ib0, hsn0).
     pub netdevs: Vec<Netdev>,

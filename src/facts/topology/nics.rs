@@ -17,7 +17,7 @@ const MOST_NETDEVS: usize = 16;
 pub fn nics(root: &Path, unknown: &mut Vec<String>) -> Vec<Nic> {
     let places = Places::below(root);
     let mut nics = Vec::new();
-    for (kind, class) in [(NicKind::Verbs, "sys/class/infiniband"), (NicKind::Slingshot, "sys/class/cxi")] {
+    'all: for (kind, class) in [(NicKind::Verbs, "sys/class/infiniband"), (NicKind::Slingshot, "sys/class/cxi")] {
         let class = root.join(class);
         let names = match files::names(&class) {
             Ok(names) => names.unwrap_or_default(),
@@ -29,7 +29,7 @@ pub fn nics(root: &Path, unknown: &mut Vec<String>) -> Vec<Nic> {
         for name in names {
             if nics.len() == MOST {
                 unknown.push(format!("more than {MOST} network cards: the others are not looked at"));
-                break;
+                break 'all;
             }
             let directory = class.join(&name);
             // A file among the devices is none.
