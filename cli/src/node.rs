@@ -1,6 +1,7 @@
 //! `palingenesis explain --node`: a node's GPUs, network cards, CPUs and the
 //! distances between them, with what the plan makes of the cards.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
@@ -39,6 +40,11 @@ impl Node {
     /// The node below `root`.
     pub fn read(root: &Path, settings: &Settings, site: Option<&SiteView>) -> Node {
         let mut facts = NodeFacts::read(root);
+        let task = TaskFacts::described(root, &Environment::default(), &facts);
+        if let Cow::Owned(topology) = facts.topology.with_overlay(task.overlay.as_ref()) {
+            facts.topology = topology;
+        }
+        facts.unknown.extend(task.unknown);
         // An archive is unpacked somewhere, which is of no interest.
         let prefix = root.to_string_lossy().trim_end_matches('/').to_string();
         if !prefix.is_empty() {

@@ -119,7 +119,9 @@ impl NodeFacts {
             Topology::of_cpus(&root, &mut Vec::new());
             let _ = network::ephemeral_ports(&root);
             let node = NodeFacts { rdma, ..NodeFacts::default() };
-            TaskFacts::described(&root, &Environment::default(), &node);
+            let task = TaskFacts::described(&root, &Environment::default(), &node);
+            let named = task.nccl_files.iter().find(|value| value.name == "NCCL_TOPO_FILE");
+            overlay::look(&root, named.map(|value| value.value.as_str()));
         };
         in_a_child(PATIENCE * 2, || Record::of(&root, look).bounded()).and_then(|record| record)
     }

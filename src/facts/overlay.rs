@@ -41,6 +41,8 @@ const DAEMON: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
 
 /// NCCL itself takes some hundred elements.
 const LONGEST: u64 = 1 << 20;
+/// What a record has room for; shipped files have some KiB.
+const LONGEST_NOTED: u64 = 128 << 10;
 const MOST_ELEMENTS: u32 = 20_000;
 
 /// Deeper than any tree of switches.
@@ -109,8 +111,7 @@ pub(super) fn overlay(
     }
     let named = environment.get("NCCL_TOPO_FILE").or(in_files).filter(|file| !file.is_empty());
     let file = named.unwrap_or(DAEMON);
-    // One that is not absolute is relative to the working directory, as for NCCL.
-    let path = file.strip_prefix('/').map_or_else(|| PathBuf::from(file), |below| root.join(below));
+    let path = below(root, file);
     let mut wanted = BTreeSet::new();
     for Place { address, .. } in topology.gpus.iter().map(|gpu| &gpu.place).chain(nics()) {
         wanted.extend([*address, PciAddress { function: 0, ..*address }]);
@@ -134,6 +135,17 @@ pub(super) fn overlay(
             None
         }
     }
+}
+
+/// One that is not absolute is relative to the working directory, as for NCCL.
+fn below(root: &Path, file: &str) -> PathBuf {
+    file.strip_prefix('/').map_or_else(|| PathBuf::from(file), |file| root.join(file))
+}
+
+/// Looks at the file as `overlay` does, for a record of the machine: what a child of
+/// the reader's reads is not noted.
+pub(super) fn look(root: &Path, in_files: Option<&str>) {
+    let _ = files::regular(&below(root, in_files.filter(|file| !file.is_empty()).unwrap_or(DAEMON)), LONGEST_NOTED);
 }
 
 fn devices_in(path: &Path, wanted: &BTreeSet<PciAddress>) -> Result<Option<Vec<Ancestry>>, String> {
@@ -255,6 +267,17 @@ mod tests {
         assert_eq!((task.overlay, task.unknown.len()), (None, 0));
         let (_, task) = read(&tree, &[("NCCL_TOPO_FILE", "/lost.xml")]);
         assert_eq!(task.unknown, ["topology file /lost.xml (NCCL_TOPO_FILE) is not there"]);
+    }
+
+    #[test]
+    fn a_record_of_the_machine_has_the_file() {
+        let tree = azure("overlay-record");
+        tree.file(DAEMON.trim_start_matches('/'), FILE).file("etc/topo.xml", FILE);
+        let has =
+            |file: &str| NodeFacts::record(tree.root()).unwrap().entries.contains_key(file.trim_start_matches('/'));
+        assert_eq!([has(DAEMON), has("/etc/topo.xml")], [true, false]);
+        tree.file("etc/nccl.conf", "NCCL_TOPO_FILE=/etc/topo.xml\n");
+        assert_eq!([has(DAEMON), has("/etc/topo.xml")], [false, true]);
     }
 
     #[test]
