@@ -15,6 +15,7 @@ use palingenesis::facts::topology::{Gpu, GpuVendor, Netdev, Nic, NicKind, NumaNo
 use palingenesis::facts::{Environment, NodeFacts, RdmaPort, Step, TaskFacts};
 use palingenesis::plan::binding::Distance;
 use palingenesis::plan::binding::nics::{NodeNics, View, choose};
+use palingenesis::plan::binding::subnets::Addresses;
 use palingenesis::plan::{self, Facts};
 use palingenesis::report::one_line;
 use serde_json::{Value, json};
@@ -57,7 +58,9 @@ impl Node {
         let merged = site.map_or_else(|| settings.clone(), |site| site.under(settings));
         let rules = site.map(|site| site.nics.clone()).unwrap_or_default();
         let ports = facts.rdma.as_deref().unwrap_or_default();
-        let chosen = choose(&View { topology: &facts.topology, ports, settings: &merged, rules: &rules });
+        // Without a step there is no rank 0 whose network could decide.
+        let addresses = Addresses { gids: &facts.gids, ..Addresses::default() };
+        let chosen = choose(&View { topology: &facts.topology, ports, addresses, settings: &merged, rules: &rules });
         let hca = hca(&facts, root, settings, site);
         Node { facts, rules, chosen, hca }
     }
