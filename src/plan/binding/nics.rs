@@ -73,8 +73,7 @@ pub struct NodeNics {
     pub fallbacks: Vec<String>,
     /// The GPU of each of `fallbacks`, and whether its card is down.
     pub faults: Vec<(usize, bool)>,
-    /// For each of `topology.nics`, its ports that are used, by number; none for
-    /// one without RDMA verbs.
+    /// For each of `topology.nics`, its InfiniBand and Ethernet ports that are used.
     pub ports: Vec<Vec<u8>>,
     /// The kind of the used cards: "InfiniBand", "Ethernet", "EFA", "Slingshot".
     pub fabric: Option<&'static str>,
@@ -102,6 +101,11 @@ impl Link {
             Link::Slingshot => "Slingshot",
             Link::Other => "neither InfiniBand nor Ethernet",
         }
+    }
+
+    /// Whether NCCL and UCX reach it by RDMA verbs.
+    fn is_verbs(self) -> bool {
+        matches!(self, Link::InfiniBand | Link::Ethernet)
     }
 
     fn of(port: &RdmaPort) -> Link {
@@ -170,6 +174,9 @@ struct Choice<'a> {
     view: &'a View<'a>,
     nics: &'a [Nic],
     units: Vec<Unit>,
+    /// Whether a function has an active port.
+    active: Vec<bool>,
+    models: Vec<Model>,
     distances: Vec<Vec<Distance>>,
     /// The card of each function: that of the first function with its address.
     cards: Vec<usize>,
@@ -199,10 +206,15 @@ impl<'a> Choice<'a> {
             let own = card_of(&nics[nic])?;
             order.iter().copied().find(|other| card_of(&nics[*other]).is_some_and(|other| other.same_card(own)))
         };
+        let units: Vec<Unit> = nics.iter().enumerate().flat_map(|(index, nic)| units(index, nic, view.ports)).collect();
+        let mut active = vec![false; nics.len()];
+        units.iter().filter(|unit| unit.active).for_each(|unit| active[unit.nic] = true);
         Choice {
             view,
             nics,
-            units: nics.iter().enumerate().flat_map(|(index, nic)| units(index, nic, view.ports)).collect(),
+            units,
+            active,
+            models: nics.iter().map(|nic| model(nic, nics)).collect(),
             distances: topology.gpus.iter().map(to_each).collect(),
             cards: (0..nics.len()).map(|nic| card(nic).unwrap_or(nic)).collect(),
             out: vec![None; nics.len()],
@@ -219,7 +231,7 @@ impl<'a> Choice<'a> {
     }
 
     fn is_active(&self, nic: usize) -> bool {
-        self.units.iter().any(|unit| unit.nic == nic && unit.active)
+        self.active[nic]
     }
 
     /// The least distance of a GPU to one of `nics`.
@@ -232,14 +244,7 @@ impl<'a> Choice<'a> {
     }
 
     fn model(&self, nic: usize) -> Model {
-        let Some(place) = &self.nics[nic].place else {
-            return (None, None);
-        };
-        let physical = place.physical.and_then(|physical| {
-            self.nics.iter().filter_map(|nic| nic.place.as_ref()).find(|place| place.address == physical)
-        });
-        let place = physical.unwrap_or(place);
-        (place.vendor, place.device)
+        self.models[nic]
     }
 
     /// Whether its ports are part of a bond. On InfiniBand that is a matter of IP
@@ -442,7 +447,7 @@ impl<'a> Choice<'a> {
             let same_network = !near && class.link == winner.link && alone > 0 && 2 * class.rate >= winner.rate;
             if self.unclear.is_none() && (same_network || !is_sure(&winner, &class, near)) {
                 self.unclear = Some(format!(
-                    "whether {} or {} carry the training's traffic is not clear: say so by fabric=, or in the site file",
+                    "whether {} or {} carry the training's traffic is not clear; fabric= says it, or nic-allow in the site file",
                     self.described(&winner),
                     self.described(&class)
                 ));
@@ -578,15 +583,15 @@ impl<'a> Choice<'a> {
     /// order of PCI addresses, and where they are too few the least used.
     fn assign(&self, nics: &[usize]) -> Vec<Vec<usize>> {
         let mut cards: Vec<usize> = Vec::new();
-        for nic in self.order.iter().filter(|nic| nics.contains(nic)) {
-            if !cards.contains(&self.cards[*nic]) {
-                cards.push(self.cards[*nic]);
+        let mut functions: Vec<Vec<usize>> = vec![Vec::new(); self.nics.len()];
+        for nic in self.order.iter().copied().filter(|nic| nics.contains(nic)) {
+            let card = self.cards[nic];
+            if functions[card].is_empty() {
+                cards.push(card);
             }
+            functions[card].push(nic);
         }
-        let functions = |card: usize| -> Vec<usize> {
-            self.order.iter().copied().filter(|nic| nics.contains(nic) && self.cards[*nic] == card).collect()
-        };
-        let to_card = |gpu: usize, card: usize| self.nearest(gpu, &functions(card));
+        let to_card = |gpu: usize, card: usize| self.nearest(gpu, &functions[card]);
         // GPUs with the same nearest cards, the most restricted first.
         let mut groups: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
         for gpu in self.gpus_in_order() {
@@ -617,7 +622,7 @@ impl<'a> Choice<'a> {
             }
             shares.sort_by_key(|card| cards.iter().position(|other| other == card));
             for (gpu, shares) in gpus.iter().zip(shares.chunks(each)) {
-                of_gpu[*gpu] = shares.iter().flat_map(|card| functions(*card)).collect();
+                of_gpu[*gpu] = shares.iter().flat_map(|card| functions[*card].iter().copied()).collect();
             }
         }
         of_gpu
@@ -692,12 +697,14 @@ impl<'a> Choice<'a> {
         let of_gpu = if self.unclear.is_some() { vec![Vec::new(); self.gpus().len()] } else { self.assign(&used) };
         let faults = if self.unclear.is_some() { Vec::new() } else { self.faults(&of_gpu) };
         let verdicts = (0..self.nics.len()).map(|nic| self.verdict(nic, &of_gpu)).collect();
-        let link = self.used.first().map(|unit| self.units[*unit].link);
+        // A site's list may name cards of several kinds.
+        let links = || self.used.iter().map(|unit| self.units[*unit].link);
+        let link = links().find(|link| link.is_verbs()).or(links().next());
         let mut ports = vec![Vec::new(); self.nics.len()];
         if self.unclear.is_none() {
             for unit in &self.used {
-                let Unit { nic, port, .. } = self.units[*unit];
-                ports[nic].extend(port);
+                let Unit { nic, port, link, .. } = self.units[*unit];
+                ports[nic].extend(port.filter(|_| link.is_verbs()));
             }
         }
         NodeNics {
@@ -765,6 +772,18 @@ fn units(index: usize, nic: &Nic, ports: &[RdmaPort]) -> Vec<Unit> {
         gbps: port.gbps,
     };
     own.map(unit).collect()
+}
+
+/// A virtual function has its physical one's, where that is here too.
+fn model(nic: &Nic, nics: &[Nic]) -> Model {
+    let Some(place) = &nic.place else {
+        return (None, None);
+    };
+    let physical = place
+        .physical
+        .and_then(|physical| nics.iter().filter_map(|nic| nic.place.as_ref()).find(|place| place.address == physical));
+    let place = physical.unwrap_or(place);
+    (place.vendor, place.device)
 }
 
 fn address(nic: &Nic) -> Option<PciAddress> {
@@ -942,8 +961,10 @@ pub(super) fn decide(
         return;
     }
     let view = View::of(facts, settings);
-    tell_faults(plan, facts, settings, nics);
     let tcp = settings.fabric == Fabric::Tcp;
+    if facts.step.nodes() > 1 && !tcp {
+        tell_faults(plan, facts, settings, nics);
+    }
     let by_tcp = || "fabric=tcp: RDMA cards are not used".to_string();
     let hca = match facts.step.nodes() {
         1 => Err("one node: NCCL uses no network".into()),
@@ -1042,7 +1063,7 @@ fn tell_faults(plan: &mut Plan, facts: &Facts, settings: &Settings, nics: &NodeN
             id: "nic-down",
             severity: if fails { Severity::Error } else { Severity::Warning },
             message: format!("{text} on {}", plan.step.node),
-            cure: "have the link looked at (`ibstat`); a card that is not meant belongs in the site file's deny list"
+            cure: "have the link looked at (`ibstat`); a card that is not meant belongs in nic-deny of the site file"
                 .into(),
         });
     }

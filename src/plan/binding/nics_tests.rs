@@ -652,8 +652,17 @@ fn a_card_that_is_down_is_told_or_refused() {
     let refusal = world(&machine, "n[1-2]").refusal("nic-down=fail");
     assert!(refusal.contains("mlx5_9 is down") && refusal.contains("--palingenesis=nic-down=warn"), "{refusal}");
     assert!(world(&dgx_h100(), "n[1-2]").plan("nic-down=fail").is_ok());
-    let quiet = world(&machine, "n[1-2]").plan("checks=off").unwrap();
-    assert!(quiet.warnings.iter().all(|warning| warning.id != "nic-down"));
+    // Where nobody looks, and where no network is used.
+    let mut single = World::new("n1", "8", 0);
+    single.node = machine.node_facts();
+    for plan in [
+        world(&machine, "n[1-2]").plan("checks=off"),
+        world(&machine, "n[1-2]").plan("fabric=tcp,nic-down=fail"),
+        world(&machine, "n[1-2]").plan("bind=cpu,nic-down=fail"),
+        single.plan("nic-down=fail"),
+    ] {
+        assert!(plan.unwrap().warnings.iter().all(|warning| warning.id != "nic-down"));
+    }
 }
 
 /// <https://github.com/NVIDIA/nccl/issues/1591>: storage ports of the same kind
@@ -692,4 +701,157 @@ fn the_rank_s_card_is_in_its_plan() {
     assert_eq!(decision.why, "nearest to its GPU (PIX)");
     let offered = format!("{offers:?}");
     assert!(offered.contains("\"UCX_NET_DEVICES\", value: Some(\"mlx5_9:1\")"), "{offered}");
+}
+
+/// Whole plans: each rank its own card, its user's value before ours, and none
+/// for a launcher.
+#[test]
+fn ucx_net_devices_in_the_plan() {
+    const UCX: &str = "UCX_NET_DEVICES";
+    let machine = dgx_h100();
+    let plan = |tasks: &str, rank: u32, command: &str, exported: &[(&str, &str)], spec: &str| {
+        let mut world = World::new("n[1-2]", tasks, rank).export(exported);
+        world.node = machine.node_facts();
+        world.command = command.split(' ').map(String::from).collect();
+        world.plan(spec).unwrap()
+    };
+    let cards = ["mlx5_0", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_9", "mlx5_10", "mlx5_11"];
+    for rank in 0..16 {
+        let plan = plan("8(x2)", rank, "python3 train.py", &[], "");
+        let expected = format!("{}:1", cards[rank as usize % 8]);
+        assert_eq!(plan.value(UCX), Some(expected.as_str()), "rank {rank}");
+        let variable = plan.env.iter().find(|variable| variable.name == UCX).unwrap();
+        assert_eq!(variable.origin, Origin::Fabric);
+    }
+    // Two GPUs for each rank.
+    let two = plan("4(x2)", 3, "python3 train.py", &[], "");
+    assert_eq!(two.value(UCX), Some("mlx5_10:1,mlx5_11:1"));
+    let torchrun = plan("1(x2)", 0, "torchrun --nproc-per-node 8 train.py", &[], "");
+    assert_eq!(torchrun.value(UCX), None);
+    assert!(left(&torchrun, UCX).starts_with("each task starts the node's ranks"), "{}", left(&torchrun, UCX));
+    let alone = plan("1(x2)", 0, "python3 train.py", &[], "");
+    assert!(left(&alone, UCX).contains("all GPUs of the node"), "{}", left(&alone, UCX));
+    let users = plan("8(x2)", 5, "python3 train.py", &[(UCX, "all")], "rails=2");
+    assert_eq!((users.value(UCX), left(&users, UCX).starts_with("yours, kept")), (None, true));
+    let rails = plan("8(x2)", 5, "python3 train.py", &[], "rails=2");
+    assert_eq!(rails.value(UCX), Some("mlx5_9:1,mlx5_6:1"));
+}
+
+/// Numbers without a pattern, the same in each run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+
+    fn path(&mut self) -> String {
+        let bus = 0x10 * (1 + self.below(4));
+        let bridges = (0..self.below(4)).map(|level| format!("/0000:{:02x}:0{}.0", bus + level, self.below(2)));
+        format!("pci0000:{bus:02x}{}", bridges.collect::<String>())
+    }
+
+    fn machine(&mut self) -> Machine {
+        let mut machine = Machine::default();
+        for index in 0..self.below(5) {
+            let (numa, path) = (self.below(3) as i32 - 1, self.path());
+            machine = machine.gpu(&format!("0000:{:02x}:00.0", 0x80 + index), numa, &path);
+        }
+        for index in 0..self.below(9) {
+            let at = format!("0000:{:02x}:00.{}", 0xa0 + self.below(6), index % 8);
+            let (numa, path) = (self.below(3) as i32 - 1, self.path());
+            machine = machine.nic(&format!("mlx5_{index}"), &at, numa, &path);
+            machine = match self.below(9) {
+                0 => machine.of(CONNECTX_6DX, Ethernet, 100),
+                1 => machine.of(CONNECTX_7, Ethernet, 200),
+                2 => machine.of(CONNECTX_7, Ethernet, 400).bonded("bond0"),
+                3 => machine.of(CONNECTX_6, InfiniBand, 200),
+                4 if self.below(4) == 0 => machine.efa(),
+                5 if self.below(4) == 0 => machine.slingshot(),
+                6 => machine.virtual_of(&format!("0000:{:02x}:00.0", 0xa0 + self.below(6))),
+                _ => machine,
+            };
+            if self.below(4) == 0 {
+                machine.link(&format!("mlx5_{index}"), false);
+            }
+        }
+        if self.below(8) == 0 {
+            machine.topology.nics.iter_mut().take(1).for_each(|nic| nic.place = None);
+        }
+        if self.below(8) == 0 {
+            machine.rules.allow = Some(vec![NicPattern::Name("mlx5_1".into()), NicPattern::Name("mlx5_0".into())]);
+        }
+        if self.below(8) == 0 {
+            machine.rules.deny = vec![NicPattern::Name("mlx5_2".into())];
+        }
+        machine
+    }
+}
+
+/// Machines nobody has built: no panic, and what follows from one choice agrees.
+#[test]
+fn odd_machines() {
+    let mut dice = Dice(4);
+    for round in 0..3000 * crate::plan::tests::rounds() {
+        let machine = dice.machine();
+        let spec = ["", "", "fabric=roce", "fabric=infiniband", "nic-down=fail"][dice.below(5) as usize];
+        let what = || format!("{round} {spec} {machine:#?}");
+        let nics = machine.choose(spec);
+        let (cards, gpus) = (machine.topology.nics.len(), machine.topology.gpus.len());
+        assert_eq!((nics.verdicts.len(), nics.ports.len(), nics.of_gpu.len()), (cards, cards, gpus), "{}", what());
+        assert_eq!(nics.faults.len(), nics.fallbacks.len());
+        for (index, verdict) in nics.verdicts.iter().enumerate() {
+            let name = machine.name(index);
+            let verbs = machine.ports.iter().any(|port| port.device == name);
+            let active = machine.ports.iter().any(|port| port.device == name && port.active);
+            assert!(!verdict.why.is_empty() && !verdict.why.contains('\n'), "{}", what());
+            assert!(!verdict.used || active || !verbs, "{name} is used and down: {}", what());
+            assert!(nics.ports[index].is_empty() || verdict.used, "{name}: {}", what());
+        }
+        for nic in nics.of_gpu.iter().flatten() {
+            assert!(nics.verdicts[*nic].used, "{}", what());
+        }
+        assert!(nics.unclear.is_none() || nics.of_gpu.iter().all(Vec::is_empty), "{}", what());
+        if let Ok(value) = hca(&machine, spec) {
+            let named = value.split(',').count();
+            let active = machine.ports.iter().filter(|port| port.active && port.link != LinkLayer::Other);
+            let taken = active.clone().filter(|port| nccl_selects(&value, &port.device, port.port.into())).count();
+            assert_eq!(named, taken, "{value}: {}", what());
+            assert!(taken < active.count() || machine.rules.allow.is_some(), "{value}: {}", what());
+        }
+        // Each GPU by itself: a part of the list, or nothing.
+        for gpu in 0..gpus {
+            let own = machine.with(spec, |view| choose(view).ucx_net_devices(view, &[gpu], Some(2)));
+            for entry in own.iter().flat_map(|own| own.split(',')) {
+                let (name, port) = entry.split_once(':').unwrap();
+                let index = machine.topology.nics.iter().position(|nic| nic.name == name).unwrap();
+                assert!(nics.ports[index].contains(&port.parse().unwrap()), "{entry}: {}", what());
+            }
+        }
+    }
+}
+
+/// <https://github.com/sgl-project/sglang/issues/4572>: a flood of virtual
+/// functions shall not hold up a rank.
+#[test]
+fn a_flood_of_virtual_functions_costs_little() {
+    let mut machine = dgx_h100();
+    for index in 0..240u32 {
+        let at = format!("0000:18:{:02x}.{}", 1 + index / 8, index % 8);
+        machine = machine.nic(&format!("vf{index}"), &at, 0, "").virtual_of("0000:18:00.0");
+        let path = machine.topology.nics[0].place.clone().unwrap();
+        let place = machine.topology.nics.last_mut().unwrap().place.as_mut().unwrap();
+        (place.host_bridge, place.bridges) = (path.host_bridge, path.bridges);
+    }
+    let start = std::time::Instant::now();
+    for _ in 0..20 {
+        assert_eq!(machine.choose("").verdicts.iter().filter(|verdict| verdict.used).count(), 8);
+    }
+    println!("{:?}", start.elapsed() / 20);
+    assert!(start.elapsed().as_secs() < 10);
+    machine.link("mlx5_0", false);
+    let start = std::time::Instant::now();
+    assert!(machine.with("", |view| choose(view).nccl_ib_hca(view)).unwrap_err().contains("more than NCCL takes"));
+    println!("{:?}", start.elapsed());
 }
