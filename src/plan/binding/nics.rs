@@ -333,6 +333,7 @@ impl<'a> Choice<'a> {
         for ((unit, _), why) in candidates.iter().zip(subnets::astray(&ports, &self.view.addresses)) {
             let Some(why) = why else { continue };
             self.units.retain(|other| (other.nic, other.port) != (unit.nic, unit.port));
+            self.active[unit.nic] = self.units.iter().any(|other| other.nic == unit.nic && other.active);
             if !self.is_active(unit.nic) {
                 self.out[unit.nic] = Some(why);
             }
