@@ -502,21 +502,18 @@ impl<'a> Choice<'a> {
 
     /// Says why the cards of a class are not used.
     fn outdone(&mut self, class: &Class, winner: &Class, near: bool) {
-        let (what, all) = match near {
-            true => ("GPUs", self.gpus().len()),
-            false => ("the GPUs' NUMA nodes", self.numa_nodes(&self.gpus().collect::<Vec<_>>())),
+        let all = match near {
+            true => format!("{} GPUs", self.gpus().len()),
+            false => format!("the GPUs' {} NUMA nodes", self.numa_nodes(&self.gpus().collect::<Vec<_>>())),
         };
-        let rate = |class: &Class| if class.rate > 0 { format!(" at {} Gb/s", class.rate) } else { String::new() };
-        let why = format!(
-            "{}{}, nearest to {} of {all} {what}; {}{}, nearest to {}: {}",
-            class.link.name(),
-            rate(class),
-            class.cover,
-            winner.link.name(),
-            rate(winner),
-            winner.cover,
-            self.names(&winner.nics),
-        );
+        let kind = |class: &Class| match class.bandwidth.checked_div(class.rate) {
+            Some(ports) => {
+                let s = if ports == 1 { "" } else { "s" };
+                format!("{}, {ports} port{s} at {} Gb/s, nearest to {}", class.link.name(), class.rate, class.cover)
+            }
+            None => format!("{}, nearest to {}", class.link.name(), class.cover),
+        };
+        let why = format!("{} of {all}; {}: {}", kind(class), kind(winner), self.names(&winner.nics));
         for nic in &class.nics {
             if !winner.nics.contains(nic) && self.out[*nic].is_none() {
                 self.out[*nic] = Some(why.clone());
@@ -743,16 +740,21 @@ impl<'a> Choice<'a> {
         if !self.used.iter().any(|used| self.units[*used].nic == nic) {
             return no(&format!("{}: not the fabric's kind", unit.link.name()));
         }
-        let gpus: Vec<usize> = self.gpus().filter(|gpu| of_gpu[*gpu].contains(&nic)).collect();
-        let names: Vec<String> = gpus.iter().map(ToString::to_string).collect();
-        let why = match gpus.iter().map(|gpu| self.distances[*gpu][nic]).max() {
-            None => "of the fabric; other cards are nearer to each GPU".into(),
-            Some(distance) => format!(
-                "nearest to GPU{} {} ({})",
-                if gpus.len() == 1 { "" } else { "s" },
-                names.join(", "),
-                distance.name()
-            ),
+        let mut groups: Vec<(&str, Vec<String>)> = Vec::new();
+        for gpu in self.gpus().filter(|gpu| of_gpu[*gpu].contains(&nic)) {
+            let name = self.distances[gpu][nic].name();
+            match groups.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, gpus)) => gpus.push(gpu.to_string()),
+                None => groups.push((name, vec![gpu.to_string()])),
+            }
+        }
+        let groups: Vec<String> = groups
+            .into_iter()
+            .map(|(name, gpus)| format!("GPU{} {} ({name})", if gpus.len() == 1 { "" } else { "s" }, gpus.join(", ")))
+            .collect();
+        let why = match groups.is_empty() {
+            true => "of the fabric; other cards are nearer to each GPU".into(),
+            false => format!("nearest to {}", groups.join(", ")),
         };
         Verdict { used: true, why }
     }

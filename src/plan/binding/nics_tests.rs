@@ -181,7 +181,9 @@ fn rules_4_and_5_the_class_of_most_gpus_beats_distance() {
     let outer = machine.topology.nics.iter().position(|nic| nic.name == "mlx5_0").unwrap();
     let own = machine.topology.nics.iter().position(|nic| nic.name == "mlx5_2").unwrap();
     assert_eq!(nics.distances[0][outer], nics.distances[0][own]);
-    assert!(nics.verdicts[outer].why.starts_with("Ethernet at 100 Gb/s, nearest to 2 of 8 GPUs; "));
+    assert!(nics.verdicts[outer].why.starts_with(
+        "Ethernet, 4 ports at 100 Gb/s, nearest to 2 of 8 GPUs; Ethernet, 8 ports at 400 Gb/s, nearest to 8: "
+    ));
     // Nor with their own links down: even as fast as the others they are another network's.
     for (rate, spec) in [(100, ""), (400, ""), (400, "fabric=roce")] {
         let mut broken = dell_roce().down("mlx5_2").down("mlx5_8");
@@ -588,6 +590,20 @@ fn left<'a>(plan: &'a Plan, name: &str) -> &'a str {
 }
 
 const HCA: &str = "NCCL_IB_HCA";
+
+#[test]
+fn reasons_for_people() {
+    let machine = hgx_four_cards();
+    assert_eq!(why(&machine, &machine.choose(""), "NIC0"), "nearest to GPU 0 (PIX), GPU 1 (NODE)");
+    let machine = lassen();
+    assert_eq!(why(&machine, &machine.choose(""), "mlx5_3"), "nearest to GPUs 2, 3 (NODE)");
+    let machine = gb200();
+    assert_eq!(
+        why(&machine, &machine.choose(""), "mlx5_2"),
+        "Ethernet, 2 ports at 400 Gb/s, nearest to 2 of the GPUs' 2 NUMA nodes; InfiniBand, 4 ports at 400 Gb/s, \
+         nearest to 2: mlx5_0, mlx5_1, mlx5_3, mlx5_4"
+    );
+}
 
 /// <https://github.com/NVIDIA/nccl/issues/1478>: one list for all ranks of a node.
 #[test]
