@@ -496,13 +496,13 @@ impl<'a> Choice<'a> {
 
     /// Says why the cards of a class are not used.
     fn outdone(&mut self, class: &Class, winner: &Class, near: bool) {
-        let (what, all) = match near {
-            true => ("GPUs", self.gpus().len()),
-            false => ("the GPUs' NUMA nodes", self.numa_nodes(&self.gpus().collect::<Vec<_>>())),
+        let all = match near {
+            true => format!("{} GPUs", self.gpus().len()),
+            false => format!("the GPUs' {} NUMA nodes", self.numa_nodes(&self.gpus().collect::<Vec<_>>())),
         };
         let rate = |class: &Class| if class.rate > 0 { format!(" at {} Gb/s", class.rate) } else { String::new() };
         let why = format!(
-            "{}{}, nearest to {} of {all} {what}; {}{}, nearest to {}: {}",
+            "{}{}, nearest to {} of {all}; {}{}, nearest to {}: {}",
             class.link.name(),
             rate(class),
             class.cover,
