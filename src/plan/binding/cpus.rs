@@ -450,7 +450,9 @@ fn told(seat: &Seat, place: &Place, gpus: &str, near: &CpuSet) -> String {
         },
         How::Split(all) => format!("the rank's own cores of {all}, which are beside {gpus}: exclusive=on"),
         How::TooFew(need) => {
-            format!("as Slurm set it: {has} of {of} are beside {gpus} ({near}), fewer than {need} that are needed")
+            format!(
+                "as Slurm set it: {has} of {of} are beside {gpus} ({near}), too few to be kept to them; {need} would do"
+            )
         }
     }
 }
@@ -471,7 +473,7 @@ fn warn_of_far_ranks(plan: &mut Plan, facts: &Facts, peers: &[Peer], seats: &[Se
     };
     let (near, mask) = (&seats[*first].near, &places[*first].mask);
     let there = match &places[*first].how {
-        How::TooFew(need) => format!("fewer than the {need} that are needed, so that its mask stays"),
+        How::TooFew(need) => format!("too few to be kept to them ({need} would do), so that its mask stays"),
         _ => "the step has none there".into(),
     };
     let gpus: Vec<usize> = peers[*first].gpus.iter().map(|gpu| usize::from(*gpu)).collect();

@@ -251,7 +251,7 @@ fn too_few_cpus_beside_the_gpu_are_no_place_for_a_rank() {
     let plan = asked("", "7");
     assert_eq!(plan.binding.cpus, None);
     assert!(plan.row("cpus").1.contains("4 of 60 CPUs are beside"), "{:?}", plan.row("cpus"));
-    assert!(plan.warnings[0].message.contains("fewer than the 12 that are needed"), "{:?}", plan.warnings);
+    assert!(plan.warnings[0].message.contains("too few to be kept to them (12 would do)"), "{:?}", plan.warnings);
     assert_eq!(asked("", "1").binding.cpus, None, "one CPU for each of four ranks, of 60");
 }
 
