@@ -88,6 +88,42 @@ fn the_bind_variables_of_an_outer_step_are_obeyed_and_a_batch_script_has_none() 
     ranks.have(EXCHANGED, "in a batch script");
 }
 
+/// Without binding every task has all of the step's CPUs.
+#[test]
+fn where_slurm_binds_nothing_each_rank_gets_the_cpus_beside_its_gpu() {
+    let conf = ["--conf", "TaskPlugin=task/none"];
+    let Some(cluster) = Cluster::up("unbound", &CROSSED, &library(), &conf) else { return };
+    let all = ["0-1", "0-1"];
+    cluster.two("", "").have(all, "without the flag");
+    cluster.two("", "--palingenesis").are_quiet().have(EXCHANGED, "crossed");
+    cluster.two("", "--palingenesis=exclusive").are_quiet().have(EXCHANGED, "exclusive");
+    cluster.two("", "--palingenesis=bind=off").have(all, "bind=off");
+    // A rank alone on its node meets nobody.
+    let ranks = cluster.run("srun -Q -N2 -n2 --gpus-per-node=1 --palingenesis TASK");
+    ranks.have(["1", "1"], "one rank on each node");
+    // One task for all GPUs of its node starts what spreads over its CPUs.
+    let ranks = cluster.run("srun -Q -N2 -n2 --gpus-per-node=2 --palingenesis TASK");
+    ranks.have(all, "one task for two GPUs");
+    // Both beside GPU 0, whose only CPU they would share.
+    cluster.machine(&[("0000:01:00.0", 1), ("0000:81:00.0", 1)]);
+    cluster.two("", "--palingenesis=exclusive").have(["1", "1"], "one core for two ranks");
+}
+
+/// What is handed over is known to one component only where the step has several.
+#[test]
+fn the_user_s_choice_is_known_in_every_component_of_a_het_step() {
+    let Some(cluster) = Cluster::up("het", &CROSSED, &library(), &[]) else { return };
+    let two = "-N1 -n2 --gpus-per-node=2";
+    for (first, second, expected) in
+        [("", "", EXCHANGED), ("--cpu-bind=map_cpu:0,1", "--cpu-bind=map_cpu:0,1", SLURM_S)]
+    {
+        let line = format!("srun -Q --palingenesis {two} {first} TASK : {two} {second} TASK");
+        let ranks = cluster.run(&line);
+        let found: Vec<&str> = ranks.cpus.values().map(String::as_str).collect();
+        assert_eq!(found, [expected, expected].concat(), "{line}: {ranks:#?}");
+    }
+}
+
 /// set_mempolicy(2) survives execve: the program finds it.
 #[test]
 fn memory_is_preferred_beside_the_cpus_and_a_node_that_is_not_there_is_left() {
@@ -167,6 +203,21 @@ fn with_one_rank_missing_the_masks_stay_and_the_job_runs() {
     assert!((3..=7).contains(&waited), "{ranks:#?}");
     let [line] = told(&ranks.said.out)[..] else { panic!("{ranks:#?}") };
     assert!(line.contains("warning: local rank 0 on n1 did not come to the start within 4 s"), "{line}");
+
+    // One that had come is killed while it waits for a slow one. Here it runs on CPU 1.
+    cluster.load("gate=600 fault=task_init:sleep-6:rank=0");
+    let said = cluster.try_run(
+        "cd; rm -f ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran' &
+         sleep 3; for p in $(pgrep -x palingenesis); do
+             grep -q '^Cpus_allowed_list:.1$' /proc/$p/status && kill -9 $p && echo killed
+         done
+         wait $!; echo $?; cat ran",
+    );
+    assert!(said.out.starts_with("killed\n137\n"), "{said:#?}");
+    let ranks = Ranks::of(said);
+    assert_eq!(ranks.cpus, BTreeMap::from([(0, "0".to_string())]), "{ranks:#?}");
+    let [line] = told(&ranks.said.err)[..] else { panic!("{ranks:#?}") };
+    assert!(line.contains("warning: local rank 1 on n1 ended before the start"), "{line}");
 
     // One that refuses stops the others, which wait for it.
     cluster.load("gate=600 fault=task_init:error:rank=1");

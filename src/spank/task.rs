@@ -24,7 +24,7 @@ use crate::facts::directories::here;
 use crate::facts::network::{Interfaces, Network};
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::{Container, Peers, UserBound, cores};
-use crate::facts::{Environment, NodeFacts, Rank0, StartFacts, Step, TaskFacts, User, netdevs, program};
+use crate::facts::{CpuSet, Environment, NodeFacts, Rank0, StartFacts, Step, TaskFacts, User, netdevs, program};
 use crate::plan::{self, Binding, Facts, Plan, caches, fabric, launch, rendezvous, worker};
 use crate::report;
 use crate::system::output::{exit_now, to_stderr};
@@ -194,11 +194,7 @@ fn make_plan(
     node.netdevs = node.netdevs.map(|devices| netdevs::of_this_namespace(&root, devices));
     let seen = TaskFacts::read(&root, environment, &node).within(task.container, task.container_keeps.clone());
     let seen = seen.with_gids(&root, node.rdma.as_deref().unwrap_or_default(), settings.gid == Gid::Auto);
-    let cores = match (settings.exclusive, &seen.mask) {
-        (Switch::On, Some(mask)) => cores(&root, mask),
-        _ => Vec::new(),
-    };
-    let task = TaskFacts { start: Some(start), bound_by_user: task.bound_by_user.clone(), cores, ..seen };
+    let task = TaskFacts { start: Some(start), bound_by_user: task.bound_by_user.clone(), ..seen };
     let facts = Facts {
         command: &command,
         node: &node,
@@ -212,8 +208,15 @@ fn make_plan(
     };
     let mut patience = Patience::new(task.container);
     let peers = meet(&facts, settings, &mut patience);
+    // Of every mask: this rank may get another one's.
+    let cores = match &peers {
+        Peers::Met(peers) if settings.exclusive == Switch::On => {
+            cores(&root, &peers.iter().fold(CpuSet::EMPTY, |all, peer| all.or(&peer.mask)))
+        }
+        _ => Vec::new(),
+    };
     let directories = directories::make(&caches::wanted(&facts, spec, &here()));
-    let task = TaskFacts { directories, peers, ..facts.task.clone() };
+    let task = TaskFacts { directories, peers, cores, ..facts.task.clone() };
     let facts = Facts { task: &task, ..facts };
     let plan = plan::plan(&facts, spec);
     with_node(|node| {

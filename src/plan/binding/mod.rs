@@ -74,13 +74,12 @@ impl Binding {
 }
 
 /// Whether the ranks of a node have to meet before their plans are made: where
-/// their CPUs may have to be exchanged. From what all of them know alike, or some
-/// would wait for others that do not come.
+/// their CPUs may be changed. From what all of them know alike, or some would wait
+/// for others that do not come. A rank alone on its node waits for nobody.
 pub fn needs_meeting(facts: &Facts, settings: &Settings) -> bool {
     let step = facts.step;
     let shape = launch::shape(settings, facts.command, step.pty, step.terminal, step.one_task_on_each_node());
     settings.bind.cpu
-        && step.local_world_size > 1
         && shape.tasks_are_ranks()
         && facts.task.bound_by_user.cpu.is_none()
         && facts.node.topology.gpus.iter().any(|gpu| gpu.vendor == GpuVendor::Nvidia)
