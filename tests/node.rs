@@ -136,6 +136,33 @@ fn a_topology_file_counts_here_and_in_a_record() {
     }
 }
 
+/// <https://github.com/getainode/ainode/pull/89>: a port whose only address no peer
+/// knows. That survives the replacement of addresses in a record.
+#[test]
+fn a_stray_roce_port_is_one_in_a_record_too() {
+    let scratch = TempTree::new();
+    let tree = tree("oci-bm-gpu-h100-8");
+    for number in 0..18 {
+        let ports = format!("sys/class/infiniband/mlx5_{number}/ports/1");
+        let address = if number == 5 { "a9fe:0705".to_string() } else { format!("0a5b:{number:02x}07") };
+        tree.file(&format!("{ports}/gid_attrs/types/0"), "RoCE v2\n");
+        tree.file(&format!("{ports}/gids/0"), format!("0000:0000:0000:0000:0000:ffff:{address}\n"));
+    }
+    let mut here = node(&scratch, tree.root());
+    let file = record(&scratch, tree.root(), "x.tar");
+    let mut there = node(&scratch, &file);
+    take_uuids(&mut here);
+    take_uuids(&mut there);
+    assert_eq!(here, there);
+    let nics = here["nics"].as_array().unwrap();
+    let stray = nics.iter().find(|nic| nic["name"] == "mlx5_5").unwrap();
+    assert_eq!(stray["used"], false);
+    assert!(stray["why"].as_str().unwrap().contains("169.254.7.5"), "{stray}");
+    let bytes = fs::read(file).unwrap();
+    let record = String::from_utf8_lossy(&bytes);
+    assert!(record.contains(":ffff:c612:") && !record.contains("0a5b:"), "10.91.0.0/16 is the site's own");
+}
+
 /// nic-down: the card of GPU 5 is DOWN.
 #[test]
 fn a_card_that_is_down_is_told_with_what_is_used_instead() {
