@@ -36,7 +36,7 @@ device and starts nothing.
 palingenesis explain --record FILE writes those files, and no others, into FILE, for a bug report: then \
 palingenesis explain --node --root FILE shows the same machine anywhere. UUIDs, GUIDs, hardware addresses and \
 networks are replaced by numbers, the same by the same; of /etc/nccl.conf only NCCL's variables are taken, \
-without secrets; names of network devices and cards, and models, stay. tar -xOf FILE shows all of it, gzip makes it small.
+without secrets, and the topology file that it names; names of network devices and cards, and models, stay. tar -xOf FILE shows all of it, gzip makes it small.
 
 Exit codes: 0, also where there is no rank to explain; 78 where the job would be refused; 1 where Slurm's variables or \
 the description make no step, or a NAME is not known; 2 for wrong usage.";
@@ -77,8 +77,8 @@ pub struct Arguments {
     /// (id, severity, message, cure) and, where another program than COMMAND is
     /// started, launch (program, argument, how, why). With NAMEs, an array of what
     /// is known of them. With --node, one object with the keys gpus, nics, numa,
-    /// cpus, default_route, nccl_ib_hca (value, why), fallbacks, no_such_card and
-    /// unknown.
+    /// cpus, default_route, topology_file, nccl_ib_hca (value, why), fallbacks,
+    /// no_such_card and unknown.
     #[arg(long)]
     json: bool,
 

@@ -26,6 +26,8 @@ const LINE: usize = 120;
 /// What is told of a node.
 pub struct Node {
     facts: NodeFacts,
+    /// NCCL's topology file, where the distances are told by it.
+    topology_file: Option<String>,
     rules: NicRules,
     chosen: NodeNics,
     hca: Hca,
@@ -42,8 +44,10 @@ impl Node {
     pub fn read(root: &Path, settings: &Settings, site: Option<&SiteView>) -> Node {
         let mut facts = NodeFacts::read(root);
         let task = TaskFacts::described(root, &Environment::default(), &facts);
+        let mut topology_file = None;
         if let Cow::Owned(topology) = facts.topology.with_overlay(task.overlay.as_ref()) {
             facts.topology = topology;
+            topology_file = task.overlay.map(|overlay| overlay.file);
         }
         facts.unknown.extend(task.unknown);
         // An archive is unpacked somewhere, which is of no interest.
@@ -51,10 +55,6 @@ impl Node {
         if !prefix.is_empty() {
             facts.unknown.iter_mut().for_each(|line| *line = line.replace(&prefix, ""));
         }
-        Node::of(facts, root, settings, site)
-    }
-
-    fn of(facts: NodeFacts, root: &Path, settings: &Settings, site: Option<&SiteView>) -> Node {
         let merged = site.map_or_else(|| settings.clone(), |site| site.under(settings));
         let rules = site.map(|site| site.nics.clone()).unwrap_or_default();
         let ports = facts.rdma.as_deref().unwrap_or_default();
@@ -62,7 +62,7 @@ impl Node {
         let addresses = Addresses { gids: &facts.gids, ..Addresses::default() };
         let chosen = choose(&View { topology: &facts.topology, ports, addresses, settings: &merged, rules: &rules });
         let hca = hca(&facts, root, settings, site);
-        Node { facts, rules, chosen, hca }
+        Node { facts, topology_file, rules, chosen, hca }
     }
 
     fn gpus(&self) -> &[Gpu] {
@@ -162,6 +162,7 @@ impl Node {
             "numa": topology.nodes.iter().map(node).collect::<Vec<_>>(),
             "cpus": {"online": topology.online.to_string(), "isolated": topology.isolated.to_string()},
             "default_route": topology.default_route,
+            "topology_file": self.topology_file,
             "nccl_ib_hca": {"value": value, "why": why},
             "fallbacks": self.chosen.fallbacks,
             "no_such_card": idle.iter().map(|(key, pattern)| json!({"list": key, "pattern": pattern.to_string()})).collect::<Vec<_>>(),
@@ -200,6 +201,12 @@ impl Node {
                 Hca::Left { why } => format!("  NCCL_IB_HCA  not set: {why}"),
             };
             text.push_str(&one_line(&line));
+        }
+        if let Some(file) = &self.topology_file {
+            let file = printable(file);
+            text.push_str(&one_line(&format!(
+                "palingenesis: note: the bridges are those of the topology file {file}: this machine's own tree shows none"
+            )));
         }
         for fallback in &self.chosen.fallbacks {
             text.push_str(&one_line(&format!("palingenesis: warning: {fallback}")));
