@@ -786,8 +786,6 @@ impl Machine {
                     let folder = format!("{folder}/cpu{cpu}");
                     tree.file(&format!("{folder}/topology/thread_siblings_list"), list(core) + "\n");
                     tree.file(&format!("{folder}/topology/physical_package_id"), format!("{}\n", self.package(*node)));
-                    tree.file(&format!("{folder}/topology/core_id"), format!("{number}\n"));
-                    tree.file(&format!("{folder}/cache/index3/level"), "3\n");
                     tree.file(&format!("{folder}/cache/index3/shared_cpu_list"), list(&cache) + "\n");
                 }
             }
