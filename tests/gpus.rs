@@ -61,6 +61,24 @@ fn machine(name: &str, minors: [u32; 4]) -> PathBuf {
         fs::create_dir_all(root.join("dev")).unwrap();
         symlink(format!("/run/fakegpu/gpu{minor}"), root.join(format!("dev/nvidia{minor}"))).unwrap();
     }
+    // A card on each node, whose names run against the GPUs'.
+    for (name, address, node) in [("mlx5_1", "0000:0c:00.0", 0), ("mlx5_0", "0000:94:00.0", 1)] {
+        let place = format!("devices/pci0000:{}/{address}", &address[5..7]);
+        for (file, value) in [("numa_node", node.to_string()), ("vendor", "0x15b3".into()), ("device", "0x1021".into())]
+        {
+            write(&root, &format!("sys/{place}/{file}"), &value);
+        }
+        let card = format!("sys/class/infiniband/{name}");
+        for (file, value) in [
+            ("state", "4: ACTIVE"),
+            ("phys_state", "5: LinkUp"),
+            ("link_layer", "InfiniBand"),
+            ("rate", "400 Gb/sec (4X NDR)"),
+        ] {
+            write(&root, &format!("{card}/ports/1/{file}"), value);
+        }
+        symlink(format!("../../../{place}"), root.join(format!("{card}/device"))).unwrap();
+    }
     for node in 0..2 {
         write(&root, &format!("sys/devices/system/node/node{node}/cpulist"), &node.to_string());
         write(&root, &format!("sys/devices/system/node/node{node}/distance"), ["10 21", "21 10"][node]);
@@ -243,6 +261,15 @@ fn the_user_s_own_list_is_read_and_kept() {
             assert_eq!(row(first), [list, index, address], "{line}");
             // So that numbers follow the addresses.
             assert_eq!(first.get("CUDA_DEVICE_ORDER"), Some("PCI_BUS_ID"));
+        }
+    }
+    // From the GPU's address to what is beside it: its NUMA node, CPUs and card.
+    let facts = "sh -c 'echo $PALINGENESIS_GPU $PALINGENESIS_NUMA $PALINGENESIS_NIC $(grep Cpus_allowed_list /proc/self/status)'";
+    for order in ["", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_DEVICE_ORDER=FASTEST_FIRST"] {
+        for (uuid, address, node, card) in [("GPU-bbbb", GPU[1], 0, "mlx5_1"), ("GPU-cccc", GPU[2], 1, "mlx5_0")] {
+            let line = format!("CUDA_VISIBLE_DEVICES={uuid} {order} srun --palingenesis -n1 {facts}");
+            let said = sandbox.run(&line).ok();
+            assert_eq!(said.out, format!("{address} {node} {card} Cpus_allowed_list: {node}\n"), "{line}");
         }
     }
     // What names no GPU is refused, what asks for none is not.
