@@ -11,7 +11,9 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use common::crossed::{CROSSED, Cluster, EXCHANGED, Ranks, SLURM_S, STRAIGHT, told};
 use common::{container_plugin, fault_library, library};
@@ -107,6 +109,30 @@ fn where_slurm_binds_nothing_each_rank_gets_the_cpus_beside_its_gpu() {
     // Both beside GPU 0, whose only CPU they would share.
     cluster.machine(&[("0000:01:00.0", 1), ("0000:81:00.0", 1)]);
     cluster.two("", "--palingenesis=exclusive").have(["1", "1"], "one core for two ranks");
+}
+
+/// One line for each step and node.
+#[test]
+fn the_node_s_log_says_what_was_bound_and_whether_all_ranks_met() {
+    let Some(cluster) = Cluster::up("log", &CROSSED, &fault_library(), &[]) else { return };
+    let socket = cluster.sandbox.syslog();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let site = cluster.sandbox.dir().join("site.toml");
+    fs::write(&site, "log = \"debug\"\n").unwrap();
+    fs::set_permissions(&site, PermissionsExt::from_mode(0o644)).unwrap();
+    for (fault, spec, expected) in [
+        ("", "", &[" bound=cpu", " gpus=2 nics=0 ", " facts_ms=", " met=\"all\" "][..]),
+        ("", "bind=off", &[" bound=- ", " gpus=2 "]),
+        ("fault=task_init:kill:rank=1", "bind=cpu", &[" bound=- ", " met=\"local rank 1 ended before the start\" "]),
+    ] {
+        cluster.load(&format!("config={} {fault}", site.display()));
+        cluster.try_run(&format!("srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis={spec} TASK"));
+        let mut buffer = [0; 4096];
+        let length = socket.recv(&mut buffer).unwrap();
+        let line = String::from_utf8_lossy(&buffer[..length]);
+        assert!(expected.iter().all(|part| line.contains(part)), "{expected:?} are not all in: {line}");
+        assert_eq!(line.contains(" met="), spec != "bind=off", "{line}");
+    }
 }
 
 /// What is handed over is known to one component only where the step has several.
