@@ -360,6 +360,7 @@ mod tests {
         assert!(verdict("roceP2p1s0f1").0, "{:?}", verdict("roceP2p1s0f1"));
         // Planned again in the step, where Slurm's address of rank 0 is not known.
         let mut own = spark().resolves(&["127.0.1.1"]);
+        own.step = crate::facts::Step::described("spark[1-2]", "1(x2)", 0, 44, 0).unwrap();
         own.rank0.address = Some("192.0.2.12".into());
         for variable in own.plan("").unwrap().env {
             own.environment.set(&variable.name, &variable.value);
