@@ -975,6 +975,12 @@ pub(super) fn decide(
         _ if facts.node.rdma.is_none() => Err("the node's RDMA devices are not known".into()),
         _ => nics.nccl_ib_hca(&view),
     };
+    // What leads to rank 0 follows from where it is, which only srun may have known.
+    let marks = Marks::of(facts.users());
+    let kept = facts.users().get(HCA).filter(|_| marks.of_this_step(facts.users(), facts.step, HCA));
+    if let Some(kept) = kept.filter(|kept| hca.as_deref() != Ok(*kept)) {
+        offers.value(Layer::Chosen, Origin::Fabric, HCA, kept, "as set when this step started");
+    }
     match hca {
         Ok(value) => {
             tell_far(plan, facts, &view, nics, &value);

@@ -358,6 +358,15 @@ mod tests {
         assert_eq!(verdict("roceP2p1s0f0"), (false, "link-local address 169.254.7.1 only: no peer knows it"));
         assert_eq!(verdict("rocep1s0f1"), (false, "no port is active"));
         assert!(verdict("roceP2p1s0f1").0, "{:?}", verdict("roceP2p1s0f1"));
+        // Planned again in the step, where Slurm's address of rank 0 is not known.
+        let mut own = spark().resolves(&["127.0.1.1"]);
+        own.step = crate::facts::Step::described("spark[1-2]", "1(x2)", 0, 44, 0).unwrap();
+        own.rank0.address = Some("192.0.2.12".into());
+        for variable in own.plan("").unwrap().env {
+            own.environment.set(&variable.name, &variable.value);
+        }
+        own.rank0.address = None;
+        assert_eq!(own.plan("").unwrap().value("NCCL_IB_HCA"), Some("=roceP2p1s0f1:1"));
         // Rank 0 over another network: what is not link-local stays.
         let plan = spark().resolves(&["203.0.113.1"]).plan("").unwrap();
         assert_eq!(plan.value("NCCL_IB_HCA"), Some("=rocep1s0f0:1,roceP2p1s0f1:1"));
