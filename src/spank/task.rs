@@ -112,6 +112,8 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
     start(&plan, &mut handle)?;
     if step.rank == 0 {
         tell(&plan, show, &told);
+    } else if step.local_rank == 0 {
+        tell_of_node(&plan);
     }
     with_node(|node| {
         if let Some(gate) = node.and_then(|node| node.gate.as_ref()) {
@@ -299,6 +301,12 @@ fn tell(plan: &Plan, show: bool, told: &str) {
         let lines: String = plan.warnings.iter().map(report::warning_line).filter(|line| !told(line)).collect();
         to_stderr(&lines);
     }
+}
+
+/// What only this node has, from its first rank: rank 0 does not know it.
+fn tell_of_node(plan: &Plan) {
+    let own = plan.warnings.iter().filter(|warning| plan::binding::OF_A_NODE.contains(&warning.id));
+    to_stderr(&own.map(report::warning_line).collect::<String>());
 }
 
 /// Waits for the node's other ranks.

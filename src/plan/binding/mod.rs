@@ -42,6 +42,10 @@ pub use distance::Distance;
 pub use memory::MemoryPolicy;
 pub use nics::NodeNics;
 
+/// Ids of findings that are one node's alone, such as a card that is down: told
+/// from each node, not from rank 0's only.
+pub const OF_A_NODE: [&str; 1] = ["nic-down"];
+
 /// Where a rank runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Binding {

@@ -79,9 +79,31 @@ pub fn share(facts: &Facts, settings: &Settings, shape: Shape) -> Result<Share, 
             visible.len()
         ));
     }
-    let (place, rule) = part(visible.len(), r, ranks, isolates(facts, settings, &visible).is_ok())?;
+    let isolated = isolates(facts, settings, &visible).is_ok();
+    let (place, rule) = part(visible.len(), r, ranks, isolated)?;
     let gpus = visible.get(place.clone()).map(<[usize]>::to_vec).unwrap_or_default();
+    if rule == Sharing::Part && !isolated {
+        agree(facts, &visible, &place, r)?;
+    }
     Ok(Share { gpus, place, visible: visible.len(), rule })
+}
+
+/// Of more GPUs than ranks, a program may take those of its part, or by its
+/// number as with as many: where both have the same CPUs beside them it does not
+/// matter, else nobody but the program knows.
+fn agree(facts: &Facts, visible: &[usize], part: &Range<usize>, r: usize) -> Result<(), String> {
+    let cpus = |gpu: &usize| facts.node.topology.gpus.get(*gpu).map_or(CpuSet::EMPTY, |gpu| gpu.place.cpus.clone());
+    let of_part =
+        visible.get(part.clone()).unwrap_or_default().iter().fold(CpuSet::EMPTY, |all, gpu| all.or(&cpus(gpu)));
+    match visible.get(r) {
+        Some(by_number) if !part.contains(&r) && !cpus(by_number).is_within(&of_part) => Err(format!(
+            "the program may take GPU {r}, by LOCAL_RANK, or {}, its part of {}, which are beside other CPUs: \
+                 isolate=env, or as many ranks as GPUs, makes it clear",
+            (part.start..part.end).map(|gpu| gpu.to_string()).collect::<Vec<_>>().join(" and "),
+            visible.len()
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// The step's GPUs on this node, where Slurm gave it some.
@@ -341,6 +363,27 @@ mod tests {
         assert!(why(world(1, 0, &[]), "launch=agent").contains("the launcher starts"));
         // Slurm 22.05 with --gpu-bind=none on a node that others share.
         assert!(why(world(2, 0, &[("SLURM_GPUS_ON_NODE", "2")]), "").contains("sees 4 GPUs, and its step has 2"));
+    }
+
+    /// Two ranks and four GPUs: rank 1 has GPUs 2 and 3 for who divides them, and
+    /// GPU 1 for who takes cuda:LOCAL_RANK.
+    #[test]
+    fn a_part_beside_other_cpus_than_the_gpu_of_that_number_is_not_bound() {
+        let bound = |r: u32, cpus: [&str; 4], spec: &str| {
+            let mut world = world(2, r, &slurm("0,1,2,3", "4"));
+            for (gpu, cpus) in world.node.topology.gpus.iter_mut().zip(cpus) {
+                gpu.place.cpus = CpuSet::parse(cpus).unwrap();
+            }
+            gpu_row(&world.plan(spec).unwrap())
+        };
+        let (two, one) = (["0-3", "0-3", "4-7", "4-7"], ["0-7"; 4]);
+        assert_eq!(bound(0, two, "").0, Some(joined([0, 1].into_iter().map(|gpu: usize| ADDRESSES[gpu].to_string()))));
+        let (value, why) = bound(1, two, "");
+        assert_eq!(value, None);
+        assert!(why.contains("GPU 1, by LOCAL_RANK, or 2 and 3, its part of 4"), "{why}");
+        let part = Some(joined([2, 3].into_iter().map(|gpu: usize| ADDRESSES[gpu].to_string())));
+        assert_eq!(bound(1, one, "").0, part);
+        assert_eq!(bound(1, two, "isolate=env").0, part);
     }
 
     #[test]
