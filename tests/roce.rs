@@ -66,6 +66,7 @@ fn a_card_that_got_no_address_is_left_out() {
     let rest: Vec<String> = all.into_iter().filter(|port| port != "mlx5_5:1").collect();
     let (hca, why) = set(&said, "NCCL_IB_HCA");
     assert_eq!(hca, format!("={}", rest.join(",")), "{why}");
+    assert!(said.out.contains("GPU 3: mlx5_5 is without an address that a peer knows, "), "{}", said.out);
     assert!(why.contains("mlx5_5") || why.contains("1 more"), "{why}");
 }
 

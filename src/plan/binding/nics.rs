@@ -188,6 +188,8 @@ struct Choice<'a> {
     used: Vec<usize>,
     /// Functions that are down and would be used.
     missing: Vec<usize>,
+    /// Functions that have a link-local address only.
+    unaddressed: Vec<usize>,
     /// Functions slower than their like, with both rates.
     slow: Vec<(usize, u32, u32)>,
     unclear: Option<String>,
@@ -220,6 +222,7 @@ impl<'a> Choice<'a> {
             out: vec![None; nics.len()],
             used: Vec::new(),
             missing: Vec::new(),
+            unaddressed: Vec::new(),
             slow: Vec::new(),
             unclear: None,
             order,
@@ -330,8 +333,11 @@ impl<'a> Choice<'a> {
             .filter_map(|unit| Some((*unit, subnets::Candidate { port: port(unit)?, distances: distances(unit.nic) })))
             .collect();
         let ports: Vec<subnets::Candidate> = candidates.iter().map(|(_, candidate)| candidate.clone()).collect();
-        for ((unit, _), why) in candidates.iter().zip(subnets::astray(&ports, &self.view.addresses)) {
+        for ((unit, candidate), why) in candidates.iter().zip(subnets::astray(&ports, &self.view.addresses)) {
             let Some(why) = why else { continue };
+            if self.view.addresses.link_local(candidate.port).is_some() {
+                self.unaddressed.push(unit.nic);
+            }
             self.units.retain(|other| (other.nic, other.port) != (unit.nic, unit.port));
             self.active[unit.nic] = self.units.iter().any(|other| other.nic == unit.nic && other.active);
             if !self.is_active(unit.nic) {
@@ -640,6 +646,7 @@ impl<'a> Choice<'a> {
             missing = (0..self.nics.len()).filter(|nic| self.out[*nic].is_none()).collect();
         }
         missing.extend(self.dead_fabric(&used));
+        missing.extend(self.unaddressed.iter().filter(|nic| !used.contains(nic)));
         let both: Vec<usize> = used.iter().chain(&missing).copied().collect();
         let mut faults = Vec::new();
         for (gpu, nics) in self.assign(&both).into_iter().enumerate() {
@@ -655,7 +662,11 @@ impl<'a> Choice<'a> {
                 [one] => format!("{} is used", self.name(*one)),
                 several => format!("{} are used", self.names(several)),
             };
-            faults.push((gpu, true, format!("GPU {gpu}: {} {is} down, {instead}", self.names(&dead))));
+            let what = match dead.iter().all(|nic| self.unaddressed.contains(nic)) {
+                true => "without an address that a peer knows",
+                false => "down",
+            };
+            faults.push((gpu, true, format!("GPU {gpu}: {} {is} {what}, {instead}", self.names(&dead))));
         }
         for (gpu, nics) in of_gpu.iter().enumerate() {
             for (nic, rate, others) in self.slow.iter().filter(|(nic, ..)| nics.contains(nic)) {

@@ -47,7 +47,7 @@ impl<'a> Addresses<'a> {
     }
 
     /// The link-local address, where the port has no other.
-    fn link_local(&self, port: &RdmaPort) -> Option<Ipv4Addr> {
+    pub fn link_local(&self, port: &RdmaPort) -> Option<Ipv4Addr> {
         let first = self.rows(port).find_map(GidRow::ipv4)?;
         (!self.rows(port).any(GidRow::is_routable)).then_some(first)
     }
