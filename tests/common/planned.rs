@@ -143,13 +143,20 @@ pub fn cyclic(machine: &Machine, tasks: usize) -> Vec<CpuSet> {
     let mut taken = vec![0; sockets.len()];
     (0..tasks)
         .map(|task| {
-            // The next socket that has enough cores left.
-            let order = (0..sockets.len()).map(|step| (task + step) % sockets.len());
-            let socket = order.into_iter().find(|socket| sockets[*socket].len() - taken[*socket] >= each);
-            let socket = socket.expect("cores enough");
-            let mine = &sockets[socket][taken[socket]..taken[socket] + each];
-            taken[socket] += each;
-            mine.iter().flatten().copied().collect()
+            // Of a socket that has enough left, else of several.
+            let order: Vec<usize> = (0..sockets.len()).map(|step| (task + step) % sockets.len()).collect();
+            let left = |socket: &usize| sockets[*socket].len() - taken[*socket];
+            let one = order.iter().copied().find(|socket| left(socket) >= each);
+            let mut mask = CpuSet::EMPTY;
+            let mut wanted = each;
+            for socket in one.map_or(order, |socket| vec![socket]) {
+                let count = wanted.min(sockets[socket].len() - taken[socket]);
+                let cores = &sockets[socket][taken[socket]..taken[socket] + count];
+                cores.iter().flatten().for_each(|cpu| mask.insert(*cpu));
+                taken[socket] += count;
+                wanted -= count;
+            }
+            mask
         })
         .collect()
 }

@@ -221,3 +221,45 @@ fn where_no_numa_node_is_known_cpus_and_memory_stay() {
         }
     }
 }
+
+/// Fewer ranks than GPUs, and more: no CPU outside the step, none with another
+/// owner, and one list of cards.
+#[test]
+fn any_number_of_ranks_keeps_to_the_steps_cpus() {
+    for (seen, _) in machines() {
+        let gpus = seen.node.topology.gpus.len();
+        for ranks in [1, 2, gpus / 2, gpus + 1, 2 * gpus] {
+            let masks = cyclic(&seen.machine, ranks);
+            let plans = plans(&seen.node, &masks, &[], "");
+            let after = masks_of(&plans, &masks);
+            let name = format!("{} with {ranks} ranks", seen.machine.name);
+            if ranks == 1 {
+                // torchrun's own children spread from all of it.
+                assert_eq!(after, masks, "{name}");
+            }
+            assert_eq!(sorted(&after), sorted(&masks), "{name}");
+            let lists: BTreeSet<Option<&str>> = plans.iter().map(|plan| plan.value("NCCL_IB_HCA")).collect();
+            assert_eq!(lists.len(), 1, "{name}: {lists:?}");
+        }
+    }
+}
+
+/// Any masks of one size, no CPU in two: the exchange is the best there is, and no
+/// rank changes for nothing.
+#[test]
+fn random_masks_go_as_near_as_they_can() {
+    let seen = Seen::of(Machine::load("dell-xe9680-h100-ib"));
+    let near: Vec<CpuSet> = (0..8).map(|rank| near(&seen, rank)).collect();
+    for seed in 0..40 {
+        let cpus = super::shuffled(&seen.machine.online(), seed);
+        let each = [4, 8, 16, 28][seed as usize % 4];
+        let masks: Vec<CpuSet> = cpus.chunks(each).take(8).map(|mask| mask.iter().copied().collect()).collect();
+        let after = masks_of(&plans(&seen.node, &masks, &[], ""), &masks);
+        assert_eq!(sorted(&after), sorted(&masks), "seed {seed}");
+        let local = |masks: &[CpuSet]| masks.iter().zip(&near).map(|(mask, near)| mask.and(near).len()).sum::<u32>();
+        assert_eq!(local(&after), most(&masks, &near), "seed {seed}");
+        if local(&masks) == local(&after) {
+            assert_eq!(after, masks, "seed {seed}: changed for nothing");
+        }
+    }
+}
