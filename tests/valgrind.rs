@@ -7,7 +7,8 @@ mod common;
 use std::fs;
 use std::process::Command;
 
-use common::{Sandbox, library, rounds};
+use common::crossed::{CROSSED, machine};
+use common::{Sandbox, library, open_folder, rounds};
 
 /// Errors and definite leaks of a valgrind log that pass through our library.
 fn ours(log: &str) -> Vec<String> {
@@ -38,7 +39,10 @@ fn no_memory_error_of_ours_in_srun_slurmd_and_slurmstepd() {
         println!("skipped: no valgrind");
         return;
     }
-    let line = format!("optional {}", library().display());
+    // With GPUs, so that the ranks meet and are bound.
+    let root = open_folder().join("valgrind-machine");
+    machine(&root, &CROSSED);
+    let line = format!("optional {} root={}", library().display(), root.display());
     let Some(sandbox) =
         Sandbox::up("valgrind", &["--nodes", "1", "--sockets", "1", "--cores", "4", "--plugstack", &line])
     else {
@@ -78,6 +82,7 @@ fn no_memory_error_of_ours_in_srun_slurmd_and_slurmstepd() {
     for (options, code) in runs.repeat(rounds()) {
         let said = sandbox.run_as(&[], &format!("{srun} -n2 {options} true"), 120);
         assert_eq!(said.code, code, "{options}: {}", said.err);
+        assert!(!options.contains("show") || said.err.contains("beside GPU "), "{options}: {}", said.err);
     }
     // slurmd's own leaks are told when it ends.
     sandbox.run_as(&["--as-root"], "pkill -TERM -f 'slurmd -D -N n1'; for i in $(seq 100); do pgrep -f 'slurmd -D -N n1' >/dev/null || break; sleep 0.2; done", 60);

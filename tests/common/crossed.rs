@@ -28,7 +28,7 @@ fn write(root: &Path, path: &str, text: &str) {
 }
 
 /// A machine of two NUMA nodes with a CPU each, as its kernel shows it.
-fn machine(root: &Path, gpus: &[Gpu]) {
+pub fn machine(root: &Path, gpus: &[Gpu]) {
     let _ = fs::remove_dir_all(root);
     for (path, text) in [
         ("sys/devices/system/cpu/online", "0-1"),
