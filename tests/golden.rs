@@ -8,6 +8,8 @@
 mod common;
 #[path = "golden/damage.rs"]
 mod damage;
+#[path = "golden/made_up.rs"]
+mod made_up;
 #[path = "golden/plans.rs"]
 mod plans;
 
