@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::crossed::{CROSSED, Cluster, EXCHANGED, Ranks, SLURM_S, STRAIGHT, told};
-use common::{container_plugin, fault_library, library};
+use common::{Said, container_plugin, fault_library, library};
 
 /// <https://docs.coreweave.com/products/sunk/optimize_workloads/cpu-binding-numa-affinity>:
 /// Slurm deals tasks out over sockets in turn, whichever GPU is where.
@@ -195,6 +195,14 @@ fn memory_is_preferred_beside_the_cpus_and_a_node_that_is_not_there_is_left() {
     }
 }
 
+/// Nothing is told but that rank 1 ended.
+#[track_caller]
+fn ended_at_most(said: &Said) {
+    for line in told(&said.err) {
+        assert!(line.contains("warning: local rank 1 on n") && line.contains(" ended before the start"), "{said:#?}");
+    }
+}
+
 /// A rank that ends or hangs before the meeting: the others keep their masks and
 /// run, after the deadline once.
 #[test]
@@ -203,13 +211,13 @@ fn with_one_rank_missing_the_masks_stay_and_the_job_runs() {
     cluster.two("", "--palingenesis").have(EXCHANGED, "all ranks are there");
 
     cluster.load("gate=600 fault=task_init:kill:rank=1");
-    // Into a file: what a rank prints while srun reports another's end may be lost.
+    // Into a file: when a task is killed before its execve, srun loses what others of
+    // its node print, our warning too (measured with 22.05.8 and no plugin).
     let said = cluster.try_run(
         "cd; rm -f ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran'; echo $?; cat ran",
     );
     assert!(said.out.starts_with("137\n"), "{said:#?}");
-    let [line] = told(&said.err)[..] else { panic!("{said:#?}") };
-    assert!(line.contains("warning: local rank 1 on n1 ended before the start"), "{line}");
+    ended_at_most(&said);
     let ranks = Ranks::of(said);
     assert_eq!(ranks.cpus, BTreeMap::from([(0, "0".to_string())]), "{ranks:#?}");
 
@@ -228,22 +236,23 @@ fn with_one_rank_missing_the_masks_stay_and_the_job_runs() {
     // The deadline once, not for the meeting and again for the start.
     assert!((3..=7).contains(&waited), "{ranks:#?}");
     let [line] = told(&ranks.said.out)[..] else { panic!("{ranks:#?}") };
-    assert!(line.contains("warning: local rank 0 on n1 did not come to the start within 4 s"), "{line}");
+    assert!(line.contains("warning: local rank 0 on n"), "{line}");
+    assert!(line.contains(" did not come to the start within 4 s"), "{line}");
 
     // One that had come is killed while it waits for a slow one. Here it runs on CPU 1.
-    cluster.load("gate=600 fault=task_init:sleep-6:rank=0");
+    cluster.load("gate=600 fault=task_init:sleep-10:rank=0");
     let said = cluster.try_run(
         "cd; rm -f ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran' &
-         sleep 3; for p in $(pgrep -x palingenesis); do
-             grep -q '^Cpus_allowed_list:.1$' /proc/$p/status && kill -9 $p && echo killed
-         done
-         wait $!; echo $?; cat ran",
+         on_cpu_1() { for p in $(pgrep -x palingenesis); do
+             grep -qs '^Cpus_allowed_list:.1$' /proc/$p/status && echo $p
+         done; }
+         for i in {1..300}; do [ -n \"$(on_cpu_1)\" ] && break; sleep 0.1; done
+         sleep 2; kill -9 $(on_cpu_1) && echo killed; wait $!; echo $?; cat ran",
     );
     assert!(said.out.starts_with("killed\n137\n"), "{said:#?}");
     let ranks = Ranks::of(said);
     assert_eq!(ranks.cpus, BTreeMap::from([(0, "0".to_string())]), "{ranks:#?}");
-    let [line] = told(&ranks.said.err)[..] else { panic!("{ranks:#?}") };
-    assert!(line.contains("warning: local rank 1 on n1 ended before the start"), "{line}");
+    ended_at_most(&ranks.said);
 
     // One that refuses stops the others, which wait for it.
     cluster.load("gate=600 fault=task_init:error:rank=1");
