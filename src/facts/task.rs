@@ -136,6 +136,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Longer than any configuration of NCCL.
 const LONGEST_FILE: u64 = 64 * 1024;
 
+/// The groups of one user, 65,536 at most, and the masks of the largest kernel.
+const LONGEST_STATUS: u64 = 1 << 20;
+
 /// Names that NCCL, or what it loads after it has read its files, looks for.
 const READ_AFTER: [&str; 6] = ["NCCL_", "FI_", "OFI_NCCL_", "SHARP_", "UCX_", "IBV_"];
 
@@ -200,7 +203,9 @@ impl TaskFacts {
 
 /// The NUMA nodes of this process's cpuset.
 fn memory_nodes() -> Option<CpuSet> {
-    let text = files::attribute(Path::new("/proc/self/status"))?;
+    // Longer than a page for a user of many groups.
+    let text = files::regular(Path::new("/proc/self/status"), LONGEST_STATUS).ok()??;
+    let text = String::from_utf8_lossy(&text);
     let list = text.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
     CpuSet::parse(list).ok().filter(|nodes| !nodes.is_empty())
 }
@@ -475,6 +480,24 @@ mod tests {
         assert_eq!(facts.clone().within(Container::Inside, Vec::new()).nccl_files.len(), 1);
         let hidden = facts.within(Container::ComesLater, vec!["A".into()]);
         assert_eq!((hidden.nccl_files.len(), hidden.imex, hidden.container_keeps.len()), (0, None, 1));
+    }
+
+    /// The kernel lists them all before the memory nodes: 2,000 numbers take 20 kB.
+    #[test]
+    fn a_user_of_many_groups_has_memory_nodes_too() {
+        let expected = memory_nodes().unwrap();
+        let answer = child::run(PATIENCE, || {
+            let groups: Vec<libc::gid_t> = (0..2000).map(|number| 1_000_000_000 + number).collect();
+            // SAFETY: a live slice and its length; this is a child of the test's own.
+            match unsafe { libc::setgroups(groups.len(), groups.as_ptr()) } {
+                0 => format!("{:?}", memory_nodes()).into_bytes(),
+                _ => b"skipped".to_vec(),
+            }
+        });
+        match answer.unwrap() {
+            skipped if skipped == b"skipped" => println!("skipped: groups are root's to set"),
+            found => assert_eq!(String::from_utf8(found).unwrap(), format!("{:?}", Some(expected))),
+        }
     }
 
     /// The node's GPUs with these numbers of their device files, one bus each.

@@ -183,8 +183,9 @@ impl Gate {
         }
     }
 
-    /// Arrives and waits for the others, at most `limit`.
-    pub fn pass(&self, local_rank: u32, limit: Duration) -> Outcome {
+    /// Arrives and waits for the others, at most `limit`; for those that have not
+    /// come to the meeting no longer than until `absent`, where that is given.
+    pub fn pass(&self, local_rank: u32, limit: Duration, absent: Option<Instant>) -> Outcome {
         let end = Instant::now() + limit;
         self.went_on(local_rank);
         if let Some(slot) = self.slots().get(local_rank as usize) {
@@ -208,7 +209,9 @@ impl Gate {
                 let gone = in_state(GONE);
                 return if gone.is_empty() { Outcome::Open } else { Outcome::Gone(gone) };
             }
-            let left = end.saturating_duration_since(Instant::now());
+            // One that came to the meeting lives, and makes its plan as this one did.
+            let until = absent.filter(|_| !missing.iter().any(|rank| self.has_come(*rank))).unwrap_or(end);
+            let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Outcome::Late(missing);
             }
@@ -232,7 +235,7 @@ mod tests {
                 .map(|rank| {
                     scope.spawn({
                         let gate = &gate;
-                        move || gate.pass(rank, LONG)
+                        move || gate.pass(rank, LONG, None)
                     })
                 })
                 .collect();
@@ -249,7 +252,7 @@ mod tests {
                 .map(|rank| {
                     scope.spawn({
                         let gate = &gate;
-                        move || gate.pass(rank, LONG)
+                        move || gate.pass(rank, LONG, None)
                     })
                 })
                 .collect();
@@ -267,8 +270,8 @@ mod tests {
         let gate = Gate::new(3).unwrap();
         let start = Instant::now();
         thread::scope(|scope| {
-            let first = scope.spawn(|| gate.pass(0, Duration::from_millis(200)));
-            assert_eq!(gate.pass(2, Duration::from_millis(200)), Outcome::Late(vec![1]));
+            let first = scope.spawn(|| gate.pass(0, Duration::from_millis(200), None));
+            assert_eq!(gate.pass(2, Duration::from_millis(200), None), Outcome::Late(vec![1]));
             assert_eq!(first.join().unwrap(), Outcome::Late(vec![1]));
         });
         assert!(start.elapsed() >= Duration::from_millis(200));
@@ -280,7 +283,7 @@ mod tests {
     fn a_rank_that_died_is_not_waited_for() {
         let gate = Gate::new(2).unwrap();
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| gate.pass(0, LONG));
+            let waiting = scope.spawn(|| gate.pass(0, LONG, None));
             gate.gone(1);
             assert_eq!(waiting.join().unwrap(), Outcome::Gone(vec![1]));
         });
@@ -289,16 +292,16 @@ mod tests {
     #[test]
     fn the_end_of_a_rank_that_had_arrived_changes_nothing() {
         let gate = Gate::new(2).unwrap();
-        assert_eq!(gate.pass(0, Duration::ZERO), Outcome::Late(vec![1]));
+        assert_eq!(gate.pass(0, Duration::ZERO, None), Outcome::Late(vec![1]));
         gate.gone(0);
-        assert_eq!(gate.pass(1, LONG), Outcome::Open);
+        assert_eq!(gate.pass(1, LONG, None), Outcome::Open);
     }
 
     #[test]
     fn strange_numbers_are_harmless() {
         let gate = Gate::new(0).unwrap();
         gate.gone(7);
-        assert_eq!(gate.pass(7, LONG), Outcome::Open);
+        assert_eq!(gate.pass(7, LONG, None), Outcome::Open);
         assert!(Gate::new(u32::MAX).is_err());
     }
 
@@ -312,7 +315,7 @@ mod tests {
         gate.keep_summary(&"ä".repeat(NOTE_TEXT));
         assert_eq!(gate.summary(), Some("ä".repeat(NOTE_TEXT / 2)));
         // Beside them nothing changed.
-        assert_eq!(gate.pass(0, LONG), Outcome::Open);
+        assert_eq!(gate.pass(0, LONG, None), Outcome::Open);
     }
 
     #[test]
@@ -342,9 +345,9 @@ mod tests {
     fn it_works_between_processes() {
         let gate = Gate::new(2).unwrap();
         thread::scope(|scope| {
-            let other =
-                scope.spawn(|| crate::system::child::run(LONG, || format!("{:?}", gate.pass(1, LONG)).into_bytes()));
-            assert_eq!(gate.pass(0, LONG), Outcome::Open);
+            let other = scope
+                .spawn(|| crate::system::child::run(LONG, || format!("{:?}", gate.pass(1, LONG, None)).into_bytes()));
+            assert_eq!(gate.pass(0, LONG, None), Outcome::Open);
             assert_eq!(other.join().unwrap().unwrap(), b"Open");
         });
     }

@@ -128,18 +128,15 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
 struct Patience {
     /// From the moment at which it waits.
     limit: Duration,
-    /// Until when, once a rank was missing: it is not waited for twice.
-    end: Option<Instant>,
+    /// Until when for a rank that was missing at the meeting: it is not waited for
+    /// twice.
+    absent: Option<Instant>,
 }
 
 impl Patience {
     fn new(container: Container) -> Patience {
         let limit = with_node(|node| node.map(|node| node.limit)).unwrap_or_default();
-        Patience { limit: if container == Container::None { limit } else { limit.max(IMPORT) }, end: None }
-    }
-
-    fn left(self) -> Duration {
-        self.end.map_or(self.limit, |end| end.saturating_duration_since(Instant::now()))
+        Patience { limit: if container == Container::None { limit } else { limit.max(IMPORT) }, absent: None }
     }
 }
 
@@ -240,7 +237,7 @@ fn meet(facts: &Facts, settings: &Settings, patience: &mut Patience) -> Peers {
     match meeting {
         Some(Meeting::Over(peers)) => {
             if matches!(peers, Peers::Incomplete(_)) {
-                patience.end = Some(end);
+                patience.absent = Some(end);
             }
             peers
         }
@@ -311,7 +308,7 @@ fn tell_of_node(plan: &Plan) {
 
 /// Waits for the node's other ranks.
 fn wait(gate: &Gate, patience: Patience, step: &Step) {
-    let (missing, what) = match gate.pass(step.local_rank, patience.left()) {
+    let (missing, what) = match gate.pass(step.local_rank, patience.limit, patience.absent) {
         Outcome::Open => return,
         Outcome::Closed => exit_now(EXIT_REFUSED),
         Outcome::Gone(ranks) => (ranks, "ended before the start".to_string()),

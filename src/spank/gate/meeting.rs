@@ -122,12 +122,14 @@ impl Gate {
         }
     }
 
-    fn has_come(&self, local_rank: u32) -> bool {
-        self.part(local_rank, STATE).load(Ordering::SeqCst) == PRESENT
+    /// Whether a rank has come to the meeting; there is none for very many.
+    pub(super) fn has_come(&self, local_rank: u32) -> bool {
+        let has_part = self.ranks <= MOST_RANKS && local_rank < self.ranks;
+        has_part && self.part(local_rank, STATE).load(Ordering::SeqCst) == PRESENT
     }
 
     fn somebody_came(&self) -> bool {
-        self.ranks <= MOST_RANKS && (0..self.ranks).any(|rank| self.has_come(rank))
+        (0..self.ranks).any(|rank| self.has_come(rank))
     }
 
     fn decision(&self) -> &AtomicU32 {
@@ -216,6 +218,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use super::super::Outcome;
     use super::*;
     use crate::system::child;
 
@@ -325,17 +328,49 @@ mod tests {
         let gate = Gate::new(2).unwrap();
         let meeting = thread::scope(|scope| {
             let waiting = scope.spawn(|| gate.meet(0, 2, &own(0), late()));
-            gate.pass(1, Duration::ZERO);
+            gate.pass(1, Duration::ZERO, None);
             waiting.join().unwrap()
         });
         assert_eq!(incomplete(&meeting), "local rank 1 did not take part");
+    }
+
+    /// Rank 1 hangs. Ranks 0, 2 and 3 learn at the same moment that it is late, and
+    /// the first of them at the gate finds the others still busy with their plans.
+    #[test]
+    fn after_an_incomplete_meeting_only_a_rank_that_did_not_come_is_missing_at_the_start() {
+        let gate = Gate::new(4).unwrap();
+        let outcomes = thread::scope(|scope| {
+            let start = |rank: u32| {
+                let gate = &gate;
+                scope.spawn(move || {
+                    let end = soon(300);
+                    incomplete(&gate.meet(rank, 4, &own(rank), end));
+                    thread::sleep(Duration::from_millis(u64::from(rank) * 200));
+                    gate.pass(rank, LONG, Some(end))
+                })
+            };
+            let ranks: Vec<_> = [0, 2, 3].map(start).into();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert_eq!(outcomes, vec![Outcome::Late(vec![1]); 3]);
+        // One that came and ends before its start is waited for no longer, either.
+        let gate = Gate::new(3).unwrap();
+        let end = soon(0);
+        incomplete(&gate.meet(0, 3, &own(0), end));
+        incomplete(&gate.meet(2, 3, &own(2), end));
+        let outcome = thread::scope(|scope| {
+            let waiting = scope.spawn(|| gate.pass(0, LONG, Some(end)));
+            gate.gone(2);
+            waiting.join().unwrap()
+        });
+        assert_eq!(outcome, Outcome::Late(vec![1]));
     }
 
     #[test]
     fn ranks_that_do_not_meet_say_nothing_of_a_meeting() {
         let gate = Gate::new(2).unwrap();
         assert_eq!(gate.how_they_met(), None);
-        gate.pass(0, Duration::ZERO);
+        gate.pass(0, Duration::ZERO, None);
         gate.gone(0);
         assert_eq!(gate.how_they_met(), None);
     }
@@ -369,8 +404,11 @@ mod tests {
         for rank in [0, MOST_RANKS, u32::MAX] {
             let told = incomplete(&gate.meet(rank, MOST_RANKS + 1, &own(0), late())).to_string();
             assert_eq!(told, "more than 4096 ranks on one node do not meet");
+            // With them the start is as without a meeting.
+            assert!(matches!(gate.pass(rank, Duration::ZERO, None), Outcome::Late(_)));
             gate.gone(rank);
         }
+        assert_eq!(gate.how_they_met(), None);
         let gate = Gate::new(MOST_RANKS).unwrap();
         let last = MOST_RANKS - 1;
         assert!(gate.bring(last, &own(1)));
