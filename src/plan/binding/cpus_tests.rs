@@ -2,19 +2,19 @@
 
 use super::assignment::best;
 use super::cpus::{How, Place, Seat, Wishes, arrange};
-use super::sockets::{Machine, set};
+use super::tasks::{Nodes, set};
 use crate::facts::CpuSet;
 use crate::facts::task::{Peer, Peers};
 use crate::plan::tests::rounds;
 
 /// Two sockets of 56 cores with two threads each, GPUs 0 to 3 on the first and 4
 /// to 7 on the second: DGX H100.
-fn dgx_h100() -> Machine {
-    Machine::new(&[(0, "0-55,112-167"), (1, "56-111,168-223")]).gpus(&[0, 0, 0, 0, 1, 1, 1, 1])
+fn dgx_h100() -> Nodes {
+    Nodes::new(&[(0, "0-55,112-167"), (1, "56-111,168-223")]).gpus(&[0, 0, 0, 0, 1, 1, 1, 1])
 }
 
 /// GPUs 0 and 1 on NUMA node 3, then 1, 7, 5: DGX A100. Eight nodes of 16 cores.
-fn dgx_a100() -> Machine {
+fn dgx_a100() -> Nodes {
     let nodes: Vec<(u32, String)> =
         (0..8).map(|id| (id, format!("{}-{},{}-{}", id * 16, id * 16 + 15, 128 + id * 16, 143 + id * 16))).collect();
     let nodes: Vec<(u32, &str)> = nodes.iter().map(|(id, cpus)| (*id, cpus.as_str())).collect();
@@ -27,7 +27,7 @@ fn dgx_a100() -> Machine {
             32
         }
     };
-    Machine::new(&nodes).gpus(&[3, 3, 1, 1, 7, 7, 5, 5]).with(|topology| {
+    Nodes::new(&nodes).gpus(&[3, 3, 1, 1, 7, 7, 5, 5]).with(|topology| {
         for node in &mut topology.nodes {
             node.distances = (0..8).map(|to| (to, far(node.id, to))).collect();
         }
@@ -35,7 +35,7 @@ fn dgx_a100() -> Machine {
 }
 
 /// All ranks' masks as each of them works them out by itself.
-fn masks(machine: &Machine, given: &[&str]) -> Vec<CpuSet> {
+fn masks(machine: &Nodes, given: &[&str]) -> Vec<CpuSet> {
     let rank = |rank: u32| {
         let plan = machine.rank(rank, given).bound();
         let value = plan.row("cpus").0.map(set);
@@ -89,7 +89,7 @@ fn masks_dealt_out_in_turns_over_two_sockets_are_exchanged() {
     assert_eq!(plan.row("cpus"), (Some(given[0]), "as Slurm set it: beside GPU 0000:10:00.0"));
 }
 
-fn export(task: &super::sockets::Task, name: &str, value: &str) -> crate::plan::tests::World {
+fn export(task: &super::tasks::Task, name: &str, value: &str) -> crate::plan::tests::World {
     let mut world = crate::plan::tests::World::new("n1", &task.world.step.world_size.to_string(), task.world.step.rank);
     world.node = task.world.node.clone();
     world.task = task.world.task.clone();
@@ -102,7 +102,7 @@ fn export(task: &super::sockets::Task, name: &str, value: &str) -> crate::plan::
 fn the_first_gpu_may_be_beside_the_last_cores() {
     let nodes = [(0, "0-15"), (1, "16-31"), (2, "32-47"), (3, "48-63")];
     let given = ["0-15", "16-31", "32-47", "48-63"];
-    let reversed = Machine::new(&nodes).gpus(&[3, 2, 1, 0]);
+    let reversed = Nodes::new(&nodes).gpus(&[3, 2, 1, 0]);
     assert_eq!(masks(&reversed, &given), sets(&["48-63", "32-47", "16-31", "0-15"]));
     // Unbound: each has all, and gets those of its node.
     assert_eq!(masks(&reversed, &["0-63"; 4]), sets(&["48-63", "32-47", "16-31", "0-15"]));
@@ -116,7 +116,7 @@ fn the_first_gpu_may_be_beside_the_last_cores() {
 #[test]
 fn two_ranks_of_one_numa_node_share_no_cpu() {
     let nodes = [(0, "0-15"), (1, "16-31"), (2, "32-47"), (3, "48-63")];
-    let machine = Machine::new(&nodes).gpus(&[3, 3, 1, 1, 0, 0, 2, 2]);
+    let machine = Nodes::new(&nodes).gpus(&[3, 3, 1, 1, 0, 0, 2, 2]);
     let given = ["0-7", "8-15", "16-23", "24-31", "32-39", "40-47", "48-55", "56-63"];
     let changed = masks(&machine, &given);
     for (rank, mask) in changed.iter().enumerate() {
@@ -177,7 +177,7 @@ fn numa_numbers_are_labels_on_dgx_a100() {
 fn numbers_of_a_socket_s_cpus_may_be_every_other_one() {
     let even: String = (0..64).step_by(2).map(|cpu| format!("{cpu},")).collect();
     let odd: String = (1..64).step_by(2).map(|cpu| format!("{cpu},")).collect();
-    let machine = Machine::new(&[(0, &even), (1, &odd)]).gpus(&[0, 0, 1, 1]);
+    let machine = Nodes::new(&[(0, &even), (1, &odd)]).gpus(&[0, 0, 1, 1]);
     let pick = |from: u32| (0..8).map(|n| format!("{},", from + 2 * n)).collect::<String>();
     let given = [pick(1), pick(0), pick(17), pick(16)];
     let given: Vec<&str> = given.iter().map(String::as_str).collect();
@@ -275,18 +275,18 @@ fn isolated_and_offline_cpus_are_left_out() {
 fn what_is_not_known_changes_nothing_and_says_what() {
     let machine = dgx_h100();
     let crossed = ["56-69", "0-13"];
-    let row = |change: fn(&mut super::sockets::Task)| {
+    let row = |change: fn(&mut super::tasks::Task)| {
         let plan = machine.rank(0, &crossed).with(change).bound();
         assert_eq!((plan.binding.cpus.as_ref(), plan.warnings.len()), (None, 0), "{:?}", plan.row("cpus"));
         plan.row("cpus").1.to_string()
     };
-    let unknown = |task: &mut super::sockets::Task| {
+    let unknown = |task: &mut super::tasks::Task| {
         task.world.node.topology.gpus.iter_mut().for_each(|gpu| gpu.place.numa = None);
     };
     assert!(row(unknown).contains("does not tell which NUMA node GPU 0000:10:00.0 is on"), "{}", row(unknown));
-    let many = |task: &mut super::sockets::Task| task.world.task.peers = Peers::Met(vec![Peer::default()]);
+    let many = |task: &mut super::tasks::Task| task.world.task.peers = Peers::Met(vec![Peer::default()]);
     assert!(row(many).contains("1 of the node's 2 ranks are known"));
-    let late = |task: &mut super::sockets::Task| {
+    let late = |task: &mut super::tasks::Task| {
         task.world.task.peers = Peers::Incomplete("local rank 1 did not come".into());
     };
     assert!(row(late).contains("local rank 1 did not come"));
@@ -322,7 +322,7 @@ fn a_rank_alone_has_nobody_to_meet() {
 /// its memory, its threads.
 #[test]
 fn a_plan_binds_a_rank_by_the_gpu_it_takes() {
-    let machine = Machine::new(&[(0, "0-7"), (1, "8-15")]).gpus(&[0, 0, 1, 1]);
+    let machine = Nodes::new(&[(0, "0-7"), (1, "8-15")]).gpus(&[0, 0, 1, 1]);
     let mut world = machine.rank(1, &["0-3", "8-11", "4-7", "12-15"]).world.export(&[
         ("CUDA_VISIBLE_DEVICES", "0,1,2,3"),
         ("SLURM_CPUS_ON_NODE", "16"),
@@ -378,13 +378,13 @@ fn a_rank_without_a_known_gpu_takes_no_part() {
 /// gives them: whole masks change hands too.
 #[test]
 fn masks_that_several_ranks_share_are_exchanged_whole() {
-    let machine = Machine::new(&[(0, "0-7"), (1, "8-15")]).gpus(&[0, 0, 1, 1]);
+    let machine = Nodes::new(&[(0, "0-7"), (1, "8-15")]).gpus(&[0, 0, 1, 1]);
     assert_eq!(masks(&machine, &["0-7", "8-15", "0-7", "8-15"]), sets(&["0-7", "0-7", "8-15", "8-15"]));
 }
 
 #[test]
 fn masks_of_different_sizes_are_exchanged_among_equals() {
-    let machine = Machine::new(&[(0, "0-7"), (1, "8-15")]).gpus(&[0, 0, 1, 1]);
+    let machine = Nodes::new(&[(0, "0-7"), (1, "8-15")]).gpus(&[0, 0, 1, 1]);
     // Each rank keeps its number of CPUs: 3, 2, 3, 2.
     let given = ["8-10", "0-1", "0-2", "8-9"];
     let overlapping = ["8-10", "4-5", "0-2", "12-13"];
@@ -392,7 +392,7 @@ fn masks_of_different_sizes_are_exchanged_among_equals() {
     assert_eq!(masks(&machine, &overlapping), sets(&["0-2", "4-5", "8-10", "12-13"]));
 }
 
-fn seats(machine: &Machine, masks: &[&str]) -> Vec<Seat> {
+fn seats(machine: &Nodes, masks: &[&str]) -> Vec<Seat> {
     let seat = |(rank, mask): (usize, &&str)| Seat {
         mask: set(mask),
         near: super::cpus::beside(&machine.0, &[rank]).unwrap_or_default(),

@@ -1,14 +1,14 @@
 //! Memory beside the rank's CPUs, and where it is left alone.
 
-use super::sockets::{Machine, Task, set};
+use super::tasks::{Nodes, Task, set};
 use crate::facts::CpuSet;
 
-fn two_sockets() -> Machine {
-    Machine::new(&[(0, "0-7"), (8, "8-15")]).gpus(&[0, 8])
+fn two_sockets() -> Nodes {
+    Nodes::new(&[(0, "0-7"), (8, "8-15")]).gpus(&[0, 8])
 }
 
 /// What rank 0 of two ends up with, as "nodes, how", or why nothing.
-fn memory(machine: &Machine, masks: &[&str], change: impl FnOnce(&mut Task)) -> Result<(CpuSet, bool), String> {
+fn memory(machine: &Nodes, masks: &[&str], change: impl FnOnce(&mut Task)) -> Result<(CpuSet, bool), String> {
     let plan = machine.rank(0, masks).with(change).bound();
     let (value, why) = plan.row("memory");
     match (&plan.binding.memory, value) {
@@ -44,7 +44,7 @@ fn memory_is_bound_for_who_asks_for_it() {
 /// All nodes the mask spans (<https://github.com/sgl-project/sglang/issues/19666>).
 #[test]
 fn a_mask_on_several_nodes_has_them_all() {
-    let machine = Machine::new(&[(0, "0-3"), (1, "4-7"), (2, "8-11"), (3, "12-15")]).gpus(&[0, 2]);
+    let machine = Nodes::new(&[(0, "0-3"), (1, "4-7"), (2, "8-11"), (3, "12-15")]).gpus(&[0, 2]);
     assert_eq!(memory(&machine, &["2-5", "8-11"], |_| ()), Ok((set("0-1"), false)));
     let some = |task: &mut Task| task.world.task.memory.allowed = Some(set("1-3"));
     assert_eq!(memory(&machine, &["2-5", "8-11"], some), Ok((set("1"), false)));
@@ -54,11 +54,11 @@ fn a_mask_on_several_nodes_has_them_all() {
 /// would take it away from the GPU.
 #[test]
 fn never_a_node_without_cpus() {
-    let machine = Machine::new(&[(0, "0-71"), (1, "72-143")]).gpus(&[0, 0, 1, 1]);
+    let machine = Nodes::new(&[(0, "0-71"), (1, "72-143")]).gpus(&[0, 0, 1, 1]);
     let hbm = |task: &mut Task| task.world.task.memory.allowed = Some(set("0-33"));
     assert_eq!(memory(&machine, &["0-35", "36-71", "72-107", "108-143"], hbm), Ok((set("0"), false)));
     // Listed all the same, without CPUs.
-    let listed = Machine::new(&[(0, "0-71"), (1, "72-143"), (2, ""), (3, "")]).gpus(&[0, 0, 1, 1]);
+    let listed = Nodes::new(&[(0, "0-71"), (1, "72-143"), (2, ""), (3, "")]).gpus(&[0, 0, 1, 1]);
     assert_eq!(memory(&listed, &["0-143"; 4], hbm), Ok((set("0"), false)));
     // Nothing to prefer, but the GPUs' memory to keep out of.
     let wide = ["70-75", "0-9", "80-89", "90-99"];
@@ -89,6 +89,6 @@ fn memory_is_left_alone_with_a_reason() {
     ] {
         assert!(why(change).contains(words), "{words}: {}", why(change));
     }
-    let one_node = Machine::new(&[(0, "0-15")]).gpus(&[0, 0]);
+    let one_node = Nodes::new(&[(0, "0-15")]).gpus(&[0, 0]);
     assert!(memory(&one_node, &["0-7", "8-15"], |_| ()).unwrap_err().contains("on all of its NUMA nodes (0)"));
 }

@@ -22,9 +22,9 @@ pub mod nics;
 #[cfg(test)]
 mod nics_tests;
 pub mod ranks;
-#[cfg(test)]
-pub(crate) mod sockets;
 pub mod subnets;
+#[cfg(test)]
+pub(crate) mod tasks;
 pub mod visible;
 
 use std::borrow::Cow;

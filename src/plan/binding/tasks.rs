@@ -1,4 +1,4 @@
-//! NUMA nodes and the tasks on them, for tests of CPUs and memory.
+//! Tasks on a machine of NUMA nodes, for tests of CPUs and memory.
 
 use crate::config::{Settings, Source};
 use crate::facts::pci::Place;
@@ -12,24 +12,24 @@ pub(crate) fn set(text: &str) -> CpuSet {
     CpuSet::parse(text).unwrap()
 }
 
-/// A machine in the making.
+/// A machine's NUMA nodes, and its GPUs beside them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Machine(pub Topology);
+pub(crate) struct Nodes(pub Topology);
 
-impl Machine {
+impl Nodes {
     /// These NUMA nodes with their CPUs, all online.
-    pub fn new(nodes: &[(u32, &str)]) -> Machine {
+    pub fn new(nodes: &[(u32, &str)]) -> Nodes {
         let mut topology = Topology::default();
         for (id, cpus) in nodes {
             topology.nodes.push(NumaNode { id: *id, cpus: set(cpus), distances: Vec::new() });
             topology.online = topology.online.or(&set(cpus));
         }
         topology.nodes.sort_by_key(|node| node.id);
-        Machine(topology)
+        Nodes(topology)
     }
 
     /// A GPU on each of these NUMA nodes, as the kernel shows it.
-    pub fn gpus(mut self, nodes: &[u32]) -> Machine {
+    pub fn gpus(mut self, nodes: &[u32]) -> Nodes {
         for numa in nodes {
             let bus = 0x10 + self.0.gpus.len();
             let address = PciAddress::parse(&format!("0000:{bus:02x}:00.0")).unwrap();
@@ -47,7 +47,7 @@ impl Machine {
         self
     }
 
-    pub fn with(mut self, change: impl FnOnce(&mut Topology)) -> Machine {
+    pub fn with(mut self, change: impl FnOnce(&mut Topology)) -> Nodes {
         change(&mut self.0);
         self
     }
