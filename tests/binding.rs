@@ -203,9 +203,11 @@ fn with_one_rank_missing_the_masks_stay_and_the_job_runs() {
     cluster.two("", "--palingenesis").have(EXCHANGED, "all ranks are there");
 
     cluster.load("gate=600 fault=task_init:kill:rank=1");
-    // Into a file: what a rank prints while srun reports another's end may be lost.
+    // Into a file, and a second longer: where a signal ended any task, srun closes its
+    // connections at the last one's end and drops what it has not read yet
+    // (slurm_step_launch_wait_finish in src/api/step_launch.c: client_io_handler_abort).
     let said = cluster.try_run(
-        "cd; rm -f ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran'; echo $?; cat ran",
+        "cd; rm -f ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran; sleep 1'; echo $?; cat ran",
     );
     assert!(said.out.starts_with("137\n"), "{said:#?}");
     let [line] = told(&said.err)[..] else { panic!("{said:#?}") };
@@ -233,7 +235,7 @@ fn with_one_rank_missing_the_masks_stay_and_the_job_runs() {
     // One that had come is killed while it waits for a slow one. Here it runs on CPU 1.
     cluster.load("gate=600 fault=task_init:sleep-6:rank=0");
     let said = cluster.try_run(
-        "cd; rm -f ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran' &
+        "cd; rm -f ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran; sleep 1' &
          sleep 3; for p in $(pgrep -x palingenesis); do
              grep -q '^Cpus_allowed_list:.1$' /proc/$p/status && kill -9 $p && echo killed
          done
