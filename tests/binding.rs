@@ -207,7 +207,7 @@ fn with_one_rank_missing_the_masks_stay_and_the_job_runs() {
     // connections at the last one's end and drops what it has not read yet
     // (slurm_step_launch_wait_finish in src/api/step_launch.c: client_io_handler_abort).
     let said = cluster.try_run(
-        "cd; rm -f ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran; sleep 1'; echo $?; cat ran",
+        "cd; rm -f ran; srun -Q -w n1 -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran; sleep 1'; echo $?; cat ran",
     );
     assert!(said.out.starts_with("137\n"), "{said:#?}");
     let [line] = told(&said.err)[..] else { panic!("{said:#?}") };
@@ -217,7 +217,7 @@ fn with_one_rank_missing_the_masks_stay_and_the_job_runs() {
 
     cluster.load("gate=4 fault=task_init:hang:rank=0");
     let said = cluster.try_run(
-        "rm $HOME/ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >$HOME/ran; sleep 100' >$HOME/out 2>&1 &
+        "rm $HOME/ran; srun -Q -w n1 -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >$HOME/ran; sleep 100' >$HOME/out 2>&1 &
          start=$(date +%s)
          for i in {1..300}; do grep -qs '|' $HOME/ran && break; sleep 0.1; done
          cat $HOME/ran; echo waited $(( $(date +%s) - start ))
@@ -235,7 +235,7 @@ fn with_one_rank_missing_the_masks_stay_and_the_job_runs() {
     // One that had come is killed while it waits for a slow one. Here it runs on CPU 1.
     cluster.load("gate=600 fault=task_init:sleep-6:rank=0");
     let said = cluster.try_run(
-        "cd; rm -f ran; srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran; sleep 1' &
+        "cd; rm -f ran; srun -Q -w n1 -N1 -n2 --gpus-per-node=2 --palingenesis sh -c 'TASK >>$HOME/ran; sleep 1' &
          sleep 3; for p in $(pgrep -x palingenesis); do
              grep -q '^Cpus_allowed_list:.1$' /proc/$p/status && kill -9 $p && echo killed
          done
@@ -249,7 +249,7 @@ fn with_one_rank_missing_the_masks_stay_and_the_job_runs() {
 
     // One that refuses stops the others, which wait for it.
     cluster.load("gate=600 fault=task_init:error:rank=1");
-    let said = cluster.try_run("srun -Q -N1 -n2 --gpus-per-node=2 --palingenesis TASK");
+    let said = cluster.try_run("srun -Q -w n1 -N1 -n2 --gpus-per-node=2 --palingenesis TASK");
     assert_eq!((said.code, said.ours().len()), (78, 1), "{said:#?}");
     assert!(!said.out.contains('|'), "{said:#?}");
     cluster.load("");
