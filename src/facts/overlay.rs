@@ -40,7 +40,7 @@ pub struct Ancestry {
 const DAEMON: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
 
 /// NCCL itself takes some hundred elements.
-const LONGEST: u64 = 1 << 20;
+const LONGEST: u64 = 256 << 10;
 /// What a record has room for; shipped files have some KiB.
 const LONGEST_NOTED: u64 = 128 << 10;
 const MOST_ELEMENTS: u32 = 20_000;

@@ -465,6 +465,42 @@ mod tests {
         });
     }
 
+    /// Processes as Slurm's tasks are, of which one is killed at any instruction. Its
+    /// end is told as slurmstepd tells it, and the others agree.
+    #[test]
+    fn a_process_killed_at_any_moment_leaves_the_others_with_the_same_answer() {
+        const RANKS: u32 = 4;
+        let mut state = 0x2545_f491_4f6c_dd1d;
+        let (mut exchanges, mut kept) = (0, 0);
+        for round in 0..150 {
+            let gate = Gate::new(RANKS).unwrap();
+            let meet = |rank: u32| {
+                let (gate, start) = (&gate, Duration::from_micros(number(&mut state) % 1500));
+                child::ask(move || {
+                    thread::sleep(start);
+                    format!("{:?}", gate.meet(rank, RANKS, &own(rank), late())).into_bytes()
+                })
+            };
+            let mut ranks: Vec<_> = (0..RANKS).map(meet).map(|asked| Some(asked.unwrap())).collect();
+            let victim = (number(&mut state) % u64::from(RANKS)) as usize;
+            thread::sleep(Duration::from_micros(number(&mut state) % 3000));
+            // Dropped before it is heard, it is killed.
+            drop(ranks[victim].take());
+            gate.gone(victim as u32);
+            let answers = ranks.into_iter().flatten().map(|asked| asked.answer(LONG).unwrap());
+            let texts: BTreeSet<String> = answers.map(|answer| String::from_utf8(answer).unwrap()).collect();
+            let [text] = &texts.iter().collect::<Vec<_>>()[..] else { panic!("round {round}: {texts:#?}") };
+            match text.starts_with("Over(Met(") {
+                true => exchanges += 1,
+                false => {
+                    assert!(text.contains(&format!("local rank {victim} ended")), "round {round}: {text}");
+                    kept += 1;
+                }
+            }
+        }
+        assert!(exchanges > 5 && kept > 5, "{exchanges} exchanges, {kept} without");
+    }
+
     /// Numbers that differ from run to run of the loop, and not from test to test.
     fn number(state: &mut u64) -> u64 {
         *state ^= *state << 13;
