@@ -25,6 +25,8 @@ pub mod ranks;
 pub mod subnets;
 #[cfg(test)]
 pub(crate) mod tasks;
+#[cfg(test)]
+mod unseen_tests;
 pub mod visible;
 
 use std::borrow::Cow;
