@@ -98,6 +98,13 @@ pub fn own(facts: &Facts, settings: &Settings) -> Peer {
     Peer { mask: facts.task.mask.clone().unwrap_or_default(), gpus: gpus.unwrap_or_default() }
 }
 
+/// The kind of the cards that carry the training's traffic, where that is clear.
+pub(super) fn fabric(facts: &Facts, settings: &Settings) -> Option<&'static str> {
+    let topology = facts.node.topology.with_overlay(facts.task.overlay.as_ref());
+    let view = nics::View { topology: &topology, ..nics::View::of(facts, settings) };
+    nics::choose(&view).fabric.filter(|_| !topology.gpus.is_empty() && settings.bind.nic)
+}
+
 /// Decides the rank's binding and offers the variables that follow from it and
 /// from the node. Gives back what a changed mask leaves the rank.
 pub(super) fn decide(plan: &mut Plan, offers: &mut Offers, facts: &Facts, settings: &Settings) -> Option<cpus::Share> {
