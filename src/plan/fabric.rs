@@ -6,7 +6,7 @@ use crate::facts::rdma::LinkLayer;
 use crate::facts::{NetDevice, RdmaPort};
 
 use super::precedence::{Layer, Offers};
-use super::{Facts, Origin};
+use super::{Facts, Origin, binding};
 
 /// From here on one socket is too few for a network (Mb/s).
 const FAST_ETHERNET: u32 = 100_000;
@@ -21,7 +21,16 @@ pub fn fabric(facts: &Facts, settings: &Settings) -> (Fabric, String) {
         return (settings.fabric, who.into());
     }
     match &facts.node.rdma {
-        Some(ports) => seen(ports),
+        Some(ports) => match seen(ports) {
+            // Both kinds are here: the GPUs' cards tell, InfiniBand may be for storage.
+            (Fabric::Infiniband, _)
+                if !active(ports, LinkLayer::Ethernet).is_empty()
+                    && binding::fabric(facts, settings) == Some("Ethernet") =>
+            {
+                (Fabric::Roce, "the GPUs' cards are on Ethernet, and InfiniBand is for something else".into())
+            }
+            seen => seen,
+        },
         None => (Fabric::Auto, "the node's RDMA devices are not known".into()),
     }
 }
@@ -29,18 +38,8 @@ pub fn fabric(facts: &Facts, settings: &Settings) -> (Fabric, String) {
 /// By the active ports of the node. A node may have both kinds: its storage is
 /// then on Ethernet more often than its GPUs'.
 fn seen(ports: &[RdmaPort]) -> (Fabric, String) {
-    let active = || ports.iter().filter(|port| port.active);
-    let names = |list: Vec<&RdmaPort>| {
-        let mut names: Vec<&str> = list.iter().map(|port| port.device.as_str()).collect();
-        names.dedup();
-        let more = names.len().saturating_sub(4);
-        names.truncate(4);
-        format!("{}{}", names.join(", "), if more > 0 { format!(" and {more} more") } else { String::new() })
-    };
-    let of = |wanted: &dyn Fn(&&RdmaPort) -> bool| active().filter(wanted).collect::<Vec<_>>();
-    let efa = of(&|port| port.driver.as_deref() == Some("efa"));
-    let infiniband = of(&|port| port.link == LinkLayer::InfiniBand);
-    let ethernet = of(&|port| port.link == LinkLayer::Ethernet);
+    let efa = ports.iter().filter(|port| port.active && port.driver.as_deref() == Some("efa")).collect::<Vec<_>>();
+    let (infiniband, ethernet) = (active(ports, LinkLayer::InfiniBand), active(ports, LinkLayer::Ethernet));
     if !efa.is_empty() {
         (Fabric::Efa, format!("{} of the efa driver", names(efa)))
     } else if !infiniband.is_empty() {
@@ -50,6 +49,19 @@ fn seen(ports: &[RdmaPort]) -> (Fabric, String) {
     } else {
         (Fabric::Tcp, "no active RDMA port".into())
     }
+}
+
+fn active(ports: &[RdmaPort], link: LinkLayer) -> Vec<&RdmaPort> {
+    ports.iter().filter(|port| port.active && port.link == link).collect()
+}
+
+/// The first few devices.
+fn names(ports: Vec<&RdmaPort>) -> String {
+    let mut names: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
+    names.dedup();
+    let more = names.len().saturating_sub(4);
+    names.truncate(4);
+    format!("{}{}", names.join(", "), if more > 0 { format!(" and {more} more") } else { String::new() })
 }
 
 pub(super) fn offer(offers: &mut Offers, facts: &Facts, settings: &Settings) {
@@ -139,6 +151,28 @@ mod tests {
             (vec![port("rdmap0s6", Other, true, "efa")], Fabric::Efa),
         ] {
             assert_eq!(seen(&ports).0, expected, "{ports:?}");
+        }
+    }
+
+    /// InfiniBand for storage beside the GPUs' RoCE, and the other way round; without
+    /// GPUs, or where it is not clear, InfiniBand as above.
+    #[test]
+    fn of_both_kinds_that_of_the_gpus_cards() {
+        use crate::plan::binding::machine::{CONNECTX_6, Machine, dell_roce, dgx_h100};
+        use crate::plan::tests::World;
+        let both =
+            || dell_roce().nic("ibs0", "0000:f1:00.0", 1, "pci0000:f0").of(CONNECTX_6, LinkLayer::InfiniBand, 200);
+        let mut bare = both();
+        bare.topology.gpus.clear();
+        let of = |machine: &Machine, spec: &str| {
+            let mut world = World::new("n[1-2]", "8(x2)", 0);
+            world.node = machine.node_facts();
+            let plan = world.plan(spec).unwrap();
+            (plan.step.fabric, plan.value("NCCL_IB_QPS_PER_CONNECTION").map(String::from))
+        };
+        assert_eq!(of(&both(), ""), ("roce", Some("2".into())));
+        for (machine, spec) in [(dgx_h100(), ""), (bare, ""), (both(), "bind=off"), (both(), "fabric=infiniband")] {
+            assert_eq!(of(&machine, spec), ("infiniband", None), "{spec}");
         }
     }
 

@@ -372,10 +372,10 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     let mut offers = Offers::default();
     environment::offer(&mut offers, facts, &plan.step, wanted);
     fabric::offer(&mut offers, facts, settings);
+    offer_site(&mut offers, facts, site_profile);
     let share = binding::decide(&mut plan, &mut offers, facts, settings);
     let ranks_per_task = agent::offer(&mut offers, facts, &plan.step, settings, &marks);
     threads::offer(&mut offers, facts, shape, ranks_per_task, share);
-    offer_site(&mut offers, facts, site_profile);
     caches::offer(&mut offers, facts, settings, &marks);
     gids::offer(&mut offers, facts, settings, &marks);
     sockets::offer(&mut offers, facts, settings, &marks, plan.step.master_addr.as_deref());

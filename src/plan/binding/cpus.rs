@@ -169,7 +169,7 @@ fn narrow(seats: &[Seat], places: &mut [Place], wishes: &Wishes) {
         for (rank, beside) in &part {
             let others = part.iter().filter(|(_, other)| other.meets(beside)).count() as u32;
             let fair = (mask.len() / ranks / 2).min(ENOUGH);
-            let need = wishes.per_task.unwrap_or(1).max(fair.saturating_mul(others)).max(1);
+            let need = wishes.per_task.unwrap_or(1).max(fair).saturating_mul(others).max(1);
             let place = &mut places[*rank];
             if beside.is_empty() || *beside == mask {
                 continue;

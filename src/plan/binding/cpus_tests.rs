@@ -251,7 +251,7 @@ fn too_few_cpus_beside_the_gpu_are_no_place_for_a_rank() {
     let plan = asked("", "7");
     assert_eq!(plan.binding.cpus, None);
     assert!(plan.row("cpus").1.contains("4 of 60 CPUs are beside"), "{:?}", plan.row("cpus"));
-    assert!(plan.warnings[0].message.contains("too few to be kept to them (12 would do)"), "{:?}", plan.warnings);
+    assert!(plan.warnings[0].message.contains("too few to be kept to them (28 would do)"), "{:?}", plan.warnings);
     assert_eq!(asked("", "1").binding.cpus, None, "one CPU for each of four ranks, of 60");
 }
 
@@ -399,6 +399,61 @@ fn seats(machine: &Nodes, masks: &[&str]) -> Vec<Seat> {
         ..Seat::default()
     };
     masks.iter().enumerate().map(seat).collect()
+}
+
+/// How Slurm deals CPUs out on two sockets of eight cores with two threads, GPUs 0
+/// and 1 on the first (Slurm's `srun` page: --distribution, --hint, --exact).
+#[test]
+fn layouts_of_slurm() {
+    let machine = Nodes::new(&[(0, "0-7,16-23"), (1, "8-15,24-31")]).gpus(&[0, 0, 1, 1]);
+    let table: &[(&str, [&str; 4], [&str; 4])] = &[
+        (
+            "block",
+            ["0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31"],
+            ["0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31"],
+        ),
+        (
+            "cyclic",
+            ["0-3,16-19", "8-11,24-27", "4-7,20-23", "12-15,28-31"],
+            ["0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31"],
+        ),
+        // Half of each mask on each socket: no exchange helps, and no CPU is taken away.
+        (
+            "fcyclic",
+            ["0-1,8-9,16-17,24-25", "2-3,10-11,18-19,26-27", "4-5,12-13,20-21,28-29", "6-7,14-15,22-23,30-31"],
+            ["0-1,8-9,16-17,24-25", "2-3,10-11,18-19,26-27", "4-5,12-13,20-21,28-29", "6-7,14-15,22-23,30-31"],
+        ),
+        ("one thread of each core", ["0-3", "8-11", "4-7", "12-15"], ["0-3", "4-7", "8-11", "12-15"]),
+        ("one CPU each", ["0", "8", "1", "9"], ["0", "1", "8", "9"]),
+        ("a part of the job", ["0-1", "8-9", "2-3", "10-11"], ["0-1", "2-3", "8-9", "10-11"]),
+        ("the first socket alone", ["0-1", "2-3", "4-5", "6-7"], ["0-1", "2-3", "4-5", "6-7"]),
+        ("of two sizes", ["8-11", "4-5", "0-3", "12-13"], ["0-3", "4-5", "8-11", "12-13"]),
+        ("not bound", ["0-31"; 4], ["0-7,16-23", "0-7,16-23", "8-15,24-31", "8-15,24-31"]),
+        ("not bound, one thread of each core", ["0-15"; 4], ["0-7", "0-7", "8-15", "8-15"]),
+        ("one CPU for all", ["5"; 4], ["5"; 4]),
+    ];
+    for (what, given, expected) in table {
+        assert_eq!(masks(&machine, given), sets(expected), "{what}");
+        let far: Vec<String> = machine.rank(0, given).bound().warnings.into_iter().map(|told| told.message).collect();
+        let step = sets(given).iter().fold(CpuSet::EMPTY, |all, mask| all.or(mask));
+        assert_eq!(far.is_empty(), step.meets(&set("8-15,24-31")), "{what}: {far:?}");
+    }
+    // Threads that are switched off.
+    let off = machine.clone().with(|topology| topology.online = set("0-15"));
+    assert_eq!(masks(&off, &["0-15"; 4]), sets(&["0-7", "0-7", "8-15", "8-15"]));
+}
+
+/// Four tasks with four CPUs each, on a cluster that binds none: eight beside the
+/// GPUs are less than was asked for.
+#[test]
+fn no_task_loses_cpus_that_it_asked_for() {
+    let machine = Nodes::new(&[(0, "0-7"), (1, "8-15")]).gpus(&[0, 0, 0, 0]);
+    let asked = |cpus: &str| {
+        let task = machine.rank(1, &["0-15"; 4]).with(|task| task.world = export(task, "SLURM_CPUS_PER_TASK", cpus));
+        task.bound().binding.cpus
+    };
+    assert_eq!(asked("4"), None);
+    assert_eq!(asked("2"), Some(set("0-7")));
 }
 
 // ------------------------------------------------------------------ what holds of any

@@ -25,6 +25,8 @@ pub mod ranks;
 pub mod subnets;
 #[cfg(test)]
 pub(crate) mod tasks;
+#[cfg(test)]
+mod unseen_tests;
 pub mod visible;
 
 use std::borrow::Cow;
@@ -94,6 +96,13 @@ pub fn own(facts: &Facts, settings: &Settings) -> Peer {
     let gpus = ranks::of_this_rank(facts, settings)
         .map(|gpus| gpus.into_iter().filter_map(|gpu| u8::try_from(gpu).ok()).collect());
     Peer { mask: facts.task.mask.clone().unwrap_or_default(), gpus: gpus.unwrap_or_default() }
+}
+
+/// The kind of the cards that carry the training's traffic, where that is clear.
+pub(super) fn fabric(facts: &Facts, settings: &Settings) -> Option<&'static str> {
+    let topology = facts.node.topology.with_overlay(facts.task.overlay.as_ref());
+    let view = nics::View { topology: &topology, ..nics::View::of(facts, settings) };
+    nics::choose(&view).fabric.filter(|_| !topology.gpus.is_empty() && settings.bind.nic)
 }
 
 /// Decides the rank's binding and offers the variables that follow from it and

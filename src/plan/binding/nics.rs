@@ -12,6 +12,8 @@ mod lists;
 mod of_gpu;
 mod ports;
 
+use std::collections::BTreeSet;
+
 use crate::config::Settings;
 use crate::config::nics::NicRules;
 use crate::facts::topology::{Gpu, Nic, NicKind};
@@ -183,6 +185,17 @@ impl<'a> Choice<'a> {
         &self.nics[nic].name
     }
 
+    /// How many physical cards these are.
+    fn count(&self, nics: &[usize]) -> usize {
+        nics.iter().map(|nic| self.cards[*nic]).collect::<BTreeSet<_>>().len()
+    }
+
+    /// Whether so many cards are as many for each GPU, or for as many GPUs each.
+    fn is_even(&self, cards: usize) -> bool {
+        let gpus = self.gpus().len();
+        cards > 0 && gpus > 0 && (cards % gpus == 0 || gpus % cards == 0)
+    }
+
     /// Names by address, the first few.
     fn names(&self, nics: &[usize]) -> String {
         let mut nics = nics.to_vec();
@@ -203,7 +216,8 @@ impl<'a> Choice<'a> {
     fn done(mut self) -> NodeNics {
         self.used.sort_unstable();
         let used = self.used_nics();
-        let of_gpu = if self.unclear.is_some() { vec![Vec::new(); self.gpus().len()] } else { self.assign(&used) };
+        let of_gpu =
+            if self.unclear.is_some() { vec![Vec::new(); self.gpus().len()] } else { self.assign(&used).of_gpu };
         let faults = if self.unclear.is_some() { Vec::new() } else { self.faults(&of_gpu) };
         let verdicts = (0..self.nics.len()).map(|nic| self.verdict(nic, &of_gpu)).collect();
         // A site's list may name cards of several kinds.

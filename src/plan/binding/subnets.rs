@@ -52,6 +52,17 @@ impl<'a> Addresses<'a> {
         (!self.rows(port).any(GidRow::is_routable)).then_some(first)
     }
 
+    /// Whether two of these ports on Ethernet have no network in common.
+    pub fn are_apart<'p>(&self, ports: impl Iterator<Item = &'p RdmaPort>) -> bool {
+        let on_ethernet = ports.filter(|port| port.link == LinkLayer::Ethernet);
+        let networks: Vec<Vec<&Interface>> =
+            on_ethernet.map(|port| self.networks(port)).filter(|networks| !networks.is_empty()).collect();
+        let shared = |one: &[&Interface], other: &[&Interface]| {
+            one.iter().any(|one| other.iter().any(|other| one.prefix == other.prefix && one.reaches(other.address)))
+        };
+        networks.windows(2).any(|pair| !shared(&pair[0], &pair[1]))
+    }
+
     /// The networks of the port's IPv4 addresses.
     fn networks(&self, port: &RdmaPort) -> Vec<&'a Interface> {
         let own: Vec<IpAddr> =

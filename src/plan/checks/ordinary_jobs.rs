@@ -3,8 +3,10 @@
 
 use crate::facts::netdevs::NetKind;
 use crate::facts::rdma::LinkLayer;
-use crate::facts::task::Container;
-use crate::facts::{NetDevice, NodeFacts, RdmaPort, TaskFacts};
+use crate::facts::task::{Container, MemoryFacts, Peer, Peers};
+use crate::facts::{CpuSet, NetDevice, NodeFacts, RdmaPort, TaskFacts};
+use crate::plan::Plan;
+use crate::plan::binding::machine::dgx_h100;
 use crate::plan::tests::World;
 
 /// What NGC's PyTorch images set, in the main.
@@ -192,3 +194,143 @@ fn nothing_is_said_of_jobs_as_people_start_them() {
         );
     }
 }
+
+/// A task of a whole plan on DGX H100: what Slurm gives it, and what it finds.
+struct Task {
+    tasks: &'static str,
+    rank: u32,
+    command: &'static str,
+    /// Masks of the node's tasks.
+    masks: &'static [&'static str],
+    /// The GPUs that it may open, and its list, by their numbers.
+    open: std::ops::Range<usize>,
+    list: &'static str,
+    cpus_per_task: Option<&'static str>,
+}
+
+/// Slurm's default masks for eight tasks.
+const EIGHTHS: &[&str] = &[
+    "0-13,112-125",
+    "56-69,168-181",
+    "14-27,126-139",
+    "70-83,182-195",
+    "28-41,140-153",
+    "84-97,196-209",
+    "42-55,154-167",
+    "98-111,210-223",
+];
+
+fn planned(task: &Task) -> Plan {
+    let machine = dgx_h100();
+    let mut world = World::new("n[1-2]", task.tasks, task.rank);
+    let mut node = node(Machine::InfiniBand);
+    let of_machine = machine.node_facts();
+    (node.topology, node.rdma) = (of_machine.topology, of_machine.rdma);
+    for gpu in &mut node.topology.gpus {
+        let own = node.topology.nodes.iter().find(|node| Some(node.id) == gpu.place.numa).unwrap();
+        gpu.place.cpus = own.cpus.clone();
+    }
+    let set = |text: &&str| CpuSet::parse(text).unwrap();
+    let local = world.step.local_rank as usize;
+    let given = task.open.len().to_string();
+    world.task = TaskFacts {
+        cpus: Some(set(&task.masks[local]).len()),
+        mask: Some(set(&task.masks[local])),
+        memory: MemoryFacts { allowed: CpuSet::parse("0-1").ok(), has_policy: Some(false) },
+        memlock: Some(u64::MAX),
+        open_files: Some(1 << 20),
+        stack: Some(8 << 20),
+        shm: Some(1 << 40),
+        ..TaskFacts::default()
+    };
+    let gpus = &node.topology.gpus;
+    let hidden = (0..gpus.len()).filter(|gpu| !task.open.contains(gpu)).map(|gpu| gpus[gpu].place.address);
+    world.task.gpus_hidden = hidden.collect();
+    let peer = |(rank, mask): (usize, &&str)| Peer { mask: set(mask), gpus: vec![(task.open.start + rank) as u8] };
+    world.task.peers = match task.masks.len() {
+        1 => Peers::NotAsked,
+        _ => Peers::Met(task.masks.iter().enumerate().map(peer).collect()),
+    };
+    world.node = node;
+    let mut world = world.export(&[
+        ("CUDA_VISIBLE_DEVICES", task.list),
+        ("SLURM_GPUS_ON_NODE", &given),
+        ("SLURM_STEP_GPUS", task.list),
+        ("SLURM_CPU_BIND", "quiet,mask_cpu:0x1"),
+    ]);
+    if let Some(cpus) = task.cpus_per_task {
+        world.environment.set("SLURM_CPUS_PER_TASK", cpus);
+    }
+    world.command = task.command.split('|').map(String::from).collect();
+    world.plan("").unwrap()
+}
+
+/// With binding: what is told, and the rows that `show` prints.
+#[test]
+fn nothing_is_said_of_bound_jobs_as_people_start_them() {
+    const ALL: &str = "0,1,2,3,4,5,6,7";
+    const EIGHT: Task = Task {
+        tasks: "8(x2)",
+        rank: 0,
+        command: "python|train.py",
+        masks: EIGHTHS,
+        open: 0..8,
+        list: ALL,
+        cpus_per_task: Some("28"),
+    };
+    let jobs: &[(&str, Task)] = &[
+        ("eight ranks", EIGHT),
+        ("the second of eight, whose mask is exchanged", Task { rank: 1, ..EIGHT }),
+        ("eight ranks on a cluster that binds none", Task { rank: 9, masks: &["0-223"; 8], ..EIGHT }),
+        ("no -c", Task { cpus_per_task: None, masks: &["0-223"; 8], ..EIGHT }),
+        (
+            "torchrun",
+            Task {
+                tasks: "1(x2)",
+                command: "torchrun|--nproc-per-node=8|train.py",
+                masks: &["0-223"],
+                cpus_per_task: Some("224"),
+                ..EIGHT
+            },
+        ),
+        (
+            "one GPU of a shared node",
+            Task { tasks: "1(x2)", masks: &["56-69"], open: 5..6, list: "0", cpus_per_task: Some("14"), ..EIGHT },
+        ),
+        (
+            "two GPUs of a shared node",
+            Task {
+                tasks: "2(x2)",
+                rank: 1,
+                masks: &["56-69", "70-83"],
+                open: 6..8,
+                list: "0,1",
+                cpus_per_task: Some("14"),
+                ..EIGHT
+            },
+        ),
+        (
+            "a part of a GPU",
+            Task {
+                tasks: "1(x2)",
+                masks: &["0-13"],
+                open: 2..3,
+                list: "MIG-c7384736-a75d-5afc-978f-d2f1294409fd",
+                cpus_per_task: Some("14"),
+                ..EIGHT
+            },
+        ),
+        ("four of eight GPUs", Task { tasks: "4(x2)", masks: &EIGHTHS_OF_FOUR, open: 0..4, list: "0,1,2,3", ..EIGHT }),
+    ];
+    for (what, task) in jobs {
+        let plan = planned(task);
+        let told: Vec<String> = plan.warnings.iter().map(crate::report::warning_line).collect();
+        assert_eq!(told, Vec::<String>::new(), "{what}");
+        for row in &plan.binding.decisions {
+            assert!(row.why.len() < 160, "{what}: {row:?}");
+        }
+    }
+}
+
+/// Of an exclusive node, as Slurm deals its sockets out.
+const EIGHTHS_OF_FOUR: [&str; 4] = ["0-27,112-139", "56-83,168-195", "28-55,140-167", "84-111,196-223"];

@@ -2,6 +2,8 @@
 //! are near most GPUs. A fabric is cabled with equal ports, and those for storage
 //! and management are others or fewer.
 
+use std::collections::BTreeSet;
+
 use crate::config::{Fabric, printable};
 use crate::facts::RdmaPort;
 use crate::facts::rdma::LinkLayer;
@@ -29,6 +31,16 @@ struct Class {
     bonded: bool,
     /// Whether the default route goes over it.
     routed: bool,
+}
+
+/// What cards of the fabric's model at a lower rate are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Slower {
+    /// Cards of the GPUs that came up slow: with them each GPU has as many.
+    Part,
+    /// For something else: without them each GPU has as many.
+    Other,
+    Unknown,
 }
 
 impl Choice<'_> {
@@ -124,10 +136,14 @@ impl Choice<'_> {
             };
             let alone = class.gpus.iter().filter(alone).count();
             let alike = class.model == winner.model && class.model != (None, None);
-            let joins = near
+            let same = (!near && alike && class.link == winner.link).then(|| self.slower(&class, &winner));
+            let joins = (near
                 && class.link == winner.link
                 && alone > 0
-                && (class.rate >= winner.rate || alike || (2 * class.rate >= winner.rate && 2 * alone >= winner.cover));
+                && (class.rate >= winner.rate
+                    || alike
+                    || (2 * class.rate >= winner.rate && 2 * alone >= winner.cover)))
+                || same == Some(Slower::Part);
             if joins {
                 taken.extend(class.nics.iter().filter(|nic| !winner.nics.contains(nic)));
                 down.extend(class.down.iter().filter(|nic| !winner.down.contains(nic)));
@@ -138,7 +154,8 @@ impl Choice<'_> {
                 continue;
             }
             let same_network = !near && class.link == winner.link && alone > 0 && 2 * class.rate >= winner.rate;
-            if self.unclear.is_none() && (same_network || !is_sure(&winner, &class, near)) {
+            let unknown = same_network || same == Some(Slower::Unknown);
+            if self.unclear.is_none() && (unknown || !is_sure(&winner, &class, near)) {
                 self.unclear = Some(format!(
                     "whether {} or {} carry the training's traffic is not clear; fabric= says it, or nic-allow in the site file",
                     self.described(&winner),
@@ -156,10 +173,24 @@ impl Choice<'_> {
             self.without_far(&taken, &mut down);
         }
         self.without_bonded(&down);
+        self.without_routed(&down);
         self.missing = down;
         let used = &self.used;
         let units = &self.units;
         self.missing.retain(|nic| !used.iter().any(|unit| units[*unit].nic == *nic));
+    }
+
+    /// Where nothing but the number of cards tells what those of the fabric's model
+    /// at a lower rate are.
+    fn slower(&self, class: &Class, winner: &Class) -> Slower {
+        let own: Vec<usize> = winner.nics.iter().chain(&winner.down).copied().collect();
+        let all: Vec<usize> = own.iter().chain(&class.nics).copied().collect();
+        let (own, all) = (self.count(&own), self.count(&all));
+        match (self.is_even(own), self.is_even(all)) {
+            (true, false) => Slower::Other,
+            (false, true) if 2 * own > all => Slower::Part,
+            _ => Slower::Unknown,
+        }
     }
 
     fn numa_nodes(&self, gpus: &[usize]) -> usize {
@@ -262,6 +293,34 @@ impl Choice<'_> {
         }
     }
 
+    /// One more card than the GPUs have is the outer network's where the default
+    /// route goes over it.
+    fn without_routed(&mut self, down: &[usize]) {
+        let Some(route) = self.view.topology.default_route.clone() else {
+            return;
+        };
+        let used = self.used_nics();
+        let routed: BTreeSet<usize> =
+            used.iter().filter(|nic| self.has_default_route(**nic)).map(|nic| self.cards[*nic]).collect();
+        let (routed, rest): (Vec<usize>, Vec<usize>) = used.iter().partition(|nic| routed.contains(&self.cards[**nic]));
+        let others: Vec<usize> = rest.iter().chain(down).copied().collect();
+        let all: Vec<usize> = used.iter().chain(down).copied().collect();
+        if rest.is_empty() || !self.is_even(self.count(&others)) || self.is_even(self.count(&all)) {
+            return;
+        }
+        for nic in routed {
+            let nearer = |gpu: usize| self.distances[gpu][nic].grade() < self.nearest(gpu, &others).grade();
+            if !self.gpus().any(nearer) {
+                let why = format!(
+                    "{} has the default route, and the GPUs have as many cards each without it: {}",
+                    printable(&route),
+                    self.names(&rest)
+                );
+                self.drop_nic(nic, why);
+            }
+        }
+    }
+
     /// Whether its ports are part of a bond. On InfiniBand that is a matter of IP
     /// alone, and RDMA goes past it.
     fn is_bonded(&self, nic: usize) -> bool {
@@ -273,7 +332,10 @@ impl Choice<'_> {
         let Some(route) = &self.view.topology.default_route else {
             return false;
         };
-        self.nics[nic].netdevs.iter().any(|netdev| netdev.name == *route || netdev.master.as_ref() == Some(route))
+        // A VLAN has the name of what it is on, and its number.
+        let below = route.rsplit_once('.').map_or(route.as_str(), |(below, _)| below);
+        let of_it = |name: &str| name == route || name == below;
+        self.nics[nic].netdevs.iter().any(|netdev| of_it(&netdev.name) || netdev.master.as_deref().is_some_and(of_it))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The cards' part of a plan: the variables, the rank's row, and the warnings of
 //! cards that are down and of lists that take too much.
 
-use crate::config::{CheckLevel, Fabric, NicDown, Settings};
+use crate::config::{CheckLevel, Fabric, NicDown, Settings, printable};
 use crate::facts::RdmaPort;
 use crate::facts::topology::Nic;
 use crate::plan::marks::Marks;
@@ -68,7 +68,13 @@ pub(in crate::plan::binding) fn decide(
             Err("each task starts the node's ranks, and UCX in each takes what is near it".into())
         }
         Err(why) => Err(why),
-        Ok(gpus) => nics.ucx_net_devices(&view, gpus, settings.rails),
+        Ok(gpus) => match precedence::winner(offers, facts, &Marks::of(facts.environment), "UCX_TLS") {
+            Some(list) if !by_rdma_alone(&list) => {
+                let why = "UCX would find no network device for TCP among the cards";
+                Err(format!("UCX_TLS={}: {why}", printable(&list)))
+            }
+            _ => nics.ucx_net_devices(&view, gpus, settings.rails),
+        },
     };
     match (ucx, gpus) {
         (Ok(value), _) => {
@@ -83,6 +89,21 @@ pub(in crate::plan::binding) fn decide(
         Ok(gpus) => report(plan, &view, nics, gpus),
         Err(why) => plan.binding.say("nic", None, why.clone()),
     }
+}
+
+/// Whether UCX_TLS leaves UCX its RDMA transports, and does not ask for TCP by name:
+/// UCX_NET_DEVICES holds for TCP's network devices too
+/// (<https://openucx.readthedocs.io/en/master/faq.html>).
+fn by_rdma_alone(list: &str) -> bool {
+    let (excluded, list) = list.trim().strip_prefix('^').map_or((false, list.trim()), |rest| (true, rest));
+    let items = || list.split(',').map(|item| item.trim().trim_start_matches('\\'));
+    let named = |name: &str| items().any(|item| item == name);
+    let begins = |name: &str| items().any(|item| item == name || item.starts_with(&format!("{name}_")));
+    let of_rdma = ["ib", "rc", "dc", "ud"];
+    if excluded {
+        return !named("ib") && !of_rdma[1..].iter().all(|name| named(name));
+    }
+    list.is_empty() || named("all") || (of_rdma.iter().any(|name| begins(name)) && !named("tcp"))
 }
 
 /// The rank's cards, and how near they are.
@@ -130,15 +151,26 @@ fn tell_faults(plan: &mut Plan, facts: &Facts, settings: &Settings, nics: &NodeN
         return;
     }
     let seen = visible::visible(facts, settings).ok();
-    for ((gpu, down), text) in nics.faults.iter().zip(&nics.fallbacks) {
-        if seen.as_ref().is_some_and(|seen| !seen.contains(gpu)) {
+    let told = |is_down: bool| -> Vec<&str> {
+        let faults = nics.faults.iter().zip(&nics.fallbacks);
+        let its =
+            faults.filter(|((gpu, down), _)| *down == is_down && seen.as_ref().is_none_or(|seen| seen.contains(gpu)));
+        its.map(|(_, text)| text.as_str()).collect()
+    };
+    // One line for all of a node: where every other rail has no cable they are many.
+    for (is_down, texts) in [(true, told(true)), (false, told(false))] {
+        if texts.is_empty() {
             continue;
         }
-        let fails = *down && settings.nic_down == NicDown::Fail;
+        let more = match texts.len().saturating_sub(4) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let fails = is_down && settings.nic_down == NicDown::Fail;
         plan.warnings.push(Warning {
             id: "nic-down",
             severity: if fails { Severity::Error } else { Severity::Warning },
-            message: format!("{text} on {}", plan.step.node),
+            message: format!("{}{more} on {}", texts[..texts.len().min(4)].join("; "), plan.step.node),
             cure: "have the link looked at (`ibstat`); a card that is not meant belongs in nic-deny of the site file"
                 .into(),
         });
@@ -177,6 +209,34 @@ fn tell_far(plan: &mut Plan, facts: &Facts, view: &View, nics: &NodeNics, ours: 
                 format!("write {ours}, or unset it"),
             );
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// UCX's own words (src/ucp/core/ucp_context.c): ib stands for all RDMA
+    /// transports, rc for its kinds.
+    #[test]
+    fn ucx_tls_with_rdma_and_without_tcp() {
+        for (list, expected) in [
+            ("", true),
+            ("all", true),
+            ("rc,cuda_copy,cuda_ipc,sm,self", true),
+            ("rc_x,sm", true),
+            ("ib,cuda,sm", true),
+            ("^tcp", true),
+            ("^dc,ud", true),
+            ("^cuda_ipc", true),
+            ("tcp,cuda_copy,cuda_ipc,sm,self", false),
+            ("rc,tcp,cuda_copy", false),
+            ("sm,self", false),
+            ("^ib", false),
+            ("^rc,dc,ud", false),
+        ] {
+            assert_eq!(by_rdma_alone(list), expected, "{list}");
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::config::NicDown;
 
 use super::Choice;
+use super::of_gpu::Assigned;
 
 impl Choice<'_> {
     /// What GPUs lack: their own cards that are down, or slower than their like.
@@ -15,12 +16,14 @@ impl Choice<'_> {
         missing.extend(self.dead_fabric(&used));
         missing.extend(self.unaddressed.iter().filter(|nic| !used.contains(nic)));
         let both: Vec<usize> = used.iter().chain(&missing).copied().collect();
+        let Assigned { of_gpu: whole, uneven } = self.assign(&both);
         let mut faults = Vec::new();
-        for (gpu, nics) in self.assign(&both).into_iter().enumerate() {
+        for (gpu, nics) in whole.into_iter().enumerate() {
             // A card with one of its ports is no fault: the other may have no cable.
             let has_port = |nic: &usize| used.iter().any(|other| self.cards[*other] == self.cards[*nic]);
             let dead: Vec<usize> = nics.into_iter().filter(|nic| !has_port(nic)).collect();
-            if dead.is_empty() {
+            // Of cards that do not divide evenly one may be idle by intent.
+            if dead.is_empty() || (uneven[gpu] && !of_gpu[gpu].is_empty()) {
                 continue;
             }
             let is = if dead.len() == 1 { "is" } else { "are" };

@@ -35,7 +35,7 @@ impl NodeNics {
             .map(|port| (port.device.as_str(), port.port))
             .collect();
         if active.iter().all(|port| wanted.contains(port)) && view.rules.allow.is_none() {
-            return Err("every active card is of the GPUs' fabric: none must be left out".into());
+            return Err("every active card may be of the GPUs' fabric: none must be left out".into());
         }
         if wanted.len() > MOST_DEVICES {
             return Err(format!("{} ports are more than NCCL takes from a list", wanted.len()));
@@ -71,6 +71,11 @@ impl NodeNics {
         if gpus.is_empty() || (gpus.len() == every && every > 1) {
             return Err("this rank has all GPUs of the node: it and what it starts take what is near each".into());
         }
+        if rails.is_none() && self.rails_apart(view) {
+            return Err(
+                "the cards are on networks of their own, and UCX itself finds the one that reaches a peer".into()
+            );
+        }
         let used = |nic: &usize| !self.ports[*nic].is_empty();
         let all: Vec<usize> = (0..self.ports.len()).filter(used).collect();
         let mut taken: Vec<usize> = Vec::new();
@@ -93,6 +98,15 @@ impl NodeNics {
             self.ports[*nic].iter().map(move |port| format!("{name}:{port}"))
         });
         Ok(entries.collect::<Vec<_>>().join(","))
+    }
+
+    /// Whether the used ports are on different IP networks, between which there may
+    /// be no way.
+    fn rails_apart(&self, view: &View) -> bool {
+        let used = view.topology.nics.iter().zip(&self.ports).flat_map(|(nic, ports)| {
+            view.ports.iter().filter(|port| port.device == nic.name && ports.contains(&port.port))
+        });
+        view.addresses.are_apart(used)
     }
 
     fn leaves_out_active(&self, view: &View) -> bool {

@@ -3,11 +3,22 @@
 use super::super::Distance;
 use super::Choice;
 
+/// Which cards belong to which GPU.
+pub(super) struct Assigned {
+    /// For each GPU its cards.
+    pub(super) of_gpu: Vec<Vec<usize>>,
+    /// For each GPU whether others have the same cards, since they do not divide
+    /// evenly.
+    pub(super) uneven: Vec<bool>,
+}
+
 impl Choice<'_> {
     /// Which of `nics` belong to each GPU: the nearest; of several equally near
     /// ones as many as there are for each of the GPUs that share them, in the
-    /// order of PCI addresses, and where they are too few the least used.
-    pub(super) fn assign(&self, nics: &[usize]) -> Vec<Vec<usize>> {
+    /// order of PCI addresses, and where they are too few the least used. Where
+    /// they do not divide evenly one of them may be for something else: each GPU
+    /// has all then.
+    pub(super) fn assign(&self, nics: &[usize]) -> Assigned {
         let mut cards: Vec<usize> = Vec::new();
         let mut functions: Vec<Vec<usize>> = vec![Vec::new(); self.nics.len()];
         for nic in self.order.iter().copied().filter(|nic| nics.contains(nic)) {
@@ -35,10 +46,19 @@ impl Choice<'_> {
         groups.sort_by_key(|(cards, _)| cards.len());
         let mut uses = vec![0usize; self.nics.len()];
         let mut of_gpu = vec![Vec::new(); self.gpus().len()];
+        let mut uneven = vec![false; self.gpus().len()];
         for (cards, gpus) in groups.iter().filter(|(cards, _)| !cards.is_empty()) {
             // What is another GPU's own is taken for want of better only.
-            let free = cards.iter().filter(|card| uses[**card] == 0).count();
-            let each = (free / gpus.len()).max(1);
+            let free: Vec<usize> = cards.iter().copied().filter(|card| uses[*card] == 0).collect();
+            if free.len() > gpus.len() && free.len() % gpus.len() != 0 {
+                free.iter().for_each(|card| uses[*card] += 1);
+                for gpu in gpus {
+                    uneven[*gpu] = true;
+                    of_gpu[*gpu] = free.iter().flat_map(|card| functions[*card].iter().copied()).collect();
+                }
+                continue;
+            }
+            let each = (free.len() / gpus.len()).max(1);
             let mut shares: Vec<usize> = Vec::new();
             for _ in 0..each * gpus.len() {
                 if let Some(card) = cards.iter().min_by_key(|card| uses[**card]) {
@@ -51,7 +71,7 @@ impl Choice<'_> {
                 of_gpu[*gpu] = shares.iter().flat_map(|card| functions[*card].iter().copied()).collect();
             }
         }
-        of_gpu
+        Assigned { of_gpu, uneven }
     }
 
     fn gpus_in_order(&self) -> Vec<usize> {
