@@ -3,6 +3,7 @@
 
 use crate::config::{CheckLevel, Fabric, NicDown, Settings};
 use crate::facts::RdmaPort;
+use crate::facts::task::Peers;
 use crate::facts::topology::Nic;
 use crate::plan::marks::Marks;
 use crate::plan::netmatch::List;
@@ -124,14 +125,19 @@ fn left_out(view: &View, nics: &NodeNics) -> String {
     }
 }
 
-/// A card that is down, or slow, of a GPU that this task may use.
+/// A card that is down, or slow, of a GPU that this task may use, or another rank of
+/// the node has: one rank speaks for its node, and may see its own GPU only.
 fn tell_faults(plan: &mut Plan, facts: &Facts, settings: &Settings, nics: &NodeNics) {
     if settings.checks == CheckLevel::Off && settings.nic_down == NicDown::Warn {
         return;
     }
     let seen = visible::visible(facts, settings).ok();
+    let of_others = |gpu: usize| match &facts.task.peers {
+        Peers::Met(peers) => peers.iter().any(|peer| peer.gpus.iter().any(|own| usize::from(*own) == gpu)),
+        _ => false,
+    };
     for ((gpu, down), text) in nics.faults.iter().zip(&nics.fallbacks) {
-        if seen.as_ref().is_some_and(|seen| !seen.contains(gpu)) {
+        if seen.as_ref().is_some_and(|seen| !seen.contains(gpu)) && !of_others(*gpu) {
             continue;
         }
         let fails = *down && settings.nic_down == NicDown::Fail;
