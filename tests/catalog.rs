@@ -153,6 +153,13 @@ fn a_check_is_explained_by_its_id() {
     let said = explain(&[], &["--json", "launcher-shape", "RANK"]).ok();
     let entries: Value = serde_json::from_str(&said.out).expect("JSON");
     assert_eq!((&entries[0]["severity"], &entries[1]["name"]), (&"error".into(), &"RANK".into()));
+    // A key of --palingenesis in brackets, as nic-down, is explained too.
+    let said = explain(&[], &["nic-down", "rails"]).ok();
+    for part in ["nic-down, a key of --palingenesis\n", "warn|fail", "PALINGENESIS_OPT_NIC_DOWN=", "\n\nrails, a key"] {
+        assert!(said.out.contains(part), "{part:?} is not in\n{}", said.out);
+    }
+    let said = explain(&[], &["--json", "nic-down"]).ok();
+    assert_eq!(serde_json::from_str::<Value>(&said.out).expect("JSON")[0]["kind"], "key");
     // A mistake that no check finds says why.
     let said = explain(&[], &["elastic-leak"]).ok();
     assert!(said.out.contains("TORCHELASTIC_*"), "{}", said.out);

@@ -160,8 +160,14 @@ fn each_way_to_give_gpus_to_tasks_has_its_right_index() {
     ranks(&sandbox, "-n4 --gpus-per-task=1 --gpu-bind=none", &all, &[]);
     let all = ["0", "1", "2", "3"].map(|index| ["0,1,2,3", index, GPU[index.parse::<usize>().unwrap()]]);
     ranks(&sandbox, "-n4 --gres=gpu:4", &all, &[]);
-    let halves = [["0,1,2,3", "0,1", "0000:07:00.0,0000:0b:00.0"], ["0,1,2,3", "2,3", "0000:8a:00.0,0000:91:00.0"]];
-    ranks(&sandbox, "-n2 --gres=gpu:4", &halves, &[]);
+    // Rank 1 takes number 1 or its half, which is on the other NUMA node: not known.
+    let [first, second] = ["0000:07:00.0,0000:0b:00.0", "0000:8a:00.0,0000:91:00.0"];
+    ranks(&sandbox, "-n2 --gres=gpu:4", &[["0,1,2,3", "0,1", first], ["0,1,2,3", "-", "-"]], &[]);
+    let run = sandbox.record("srun --palingenesis=isolate=env -n2 --gres=gpu:4 RECORD rank");
+    let lists = [UUIDS[..2].join(","), UUIDS[2..].join(",")];
+    for ((task, list), addresses) in run.tasks("rank").iter().zip(&lists).zip([first, second]) {
+        assert_eq!(row(task), [list.as_str(), "0,1", addresses]);
+    }
 
     // This Slurm then shows the whole node, and does not say which two are the step's.
     ranks(&sandbox, "-n2 --gres=gpu:2 --gpu-bind=none", &[["-", "-", "-"]; 2], &["gpus-foreign"]);

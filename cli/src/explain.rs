@@ -27,7 +27,8 @@ The environment of this shell counts as the one that srun passes on, PALINGENESI
 A SPEC given to sbatch or salloc counts too, and in a step with the flag the one it was given.
 
 palingenesis explain NCCL_IB_TIMEOUT prints what a variable does, which values it takes, and what people get wrong; \
-palingenesis explain ib-timeout-range what a check looks for, and how it is switched off.
+palingenesis explain ib-timeout-range what a check looks for, and how it is switched off; palingenesis explain nic-down \
+what a key of --palingenesis does.
 
 palingenesis explain --node shows a machine: its GPUs, network cards and NUMA nodes, how far each card is from each GPU, \
 which cards carry the training's traffic and why the others do not. It reads small files below /proc and /sys, opens no \
@@ -50,7 +51,7 @@ const OF_A_STEP: [&str; 2] = ["nodelist", "command"];
 /// The step to explain, and how.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Environment variables or checks to explain, instead of a plan.
+    /// Environment variables, checks or keys of SPEC to explain, instead of a plan.
     #[arg(value_name = "NAME", conflicts_with_all = ["spec", "nodelist", "command"])]
     names: Vec<String>,
 
@@ -209,24 +210,30 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json { print(&(report::json(&plan)? + "\n")) } else { print(&report::table(&plan)) }
 }
 
-/// What is known of each variable or check. Unknown names are told after the
+/// What is known of each variable, check or key. Unknown names are told after the
 /// others.
 fn names(names: &[String], json: bool) -> anyhow::Result<()> {
     if json {
-        let of = |name: &String| catalog::entry(name).map(catalog::Entry::json).or_else(|| checks::json(name));
+        let of = |name: &String| {
+            let variable = catalog::entry(name).map(catalog::Entry::json);
+            variable.or_else(|| checks::json(name)).or_else(|| config::key_named(name).map(config::Key::json))
+        };
         let all: Vec<serde_json::Value> = names.iter().filter_map(of).collect();
         print(&(serde_json::to_string(&all)? + "\n"))?;
     } else {
         let of = |name: &String| {
             let variable = catalog::entry(name).map(|entry| entry.text() + &set_here(entry.name));
-            variable.or_else(|| checks::text(name))
+            variable.or_else(|| checks::text(name)).or_else(|| config::key_named(name).map(config::Key::text))
         };
         let texts: Vec<String> = names.iter().filter_map(of).collect();
         print(&texts.join("\n"))?;
     }
-    let is_known = |name: &str| catalog::entry(name).is_some() || checks::text(name).is_some();
+    let is_known = |name: &str| {
+        catalog::entry(name).is_some() || checks::text(name).is_some() || config::key_named(name).is_some()
+    };
     let unknown = names.iter().filter(|name| !is_known(name)).map(|name| {
-        let near = catalog::nearest(name).or_else(|| config::nearest(name, checks::ids()));
+        let known = || checks::ids().chain(config::KEYS.iter().map(|key| key.name));
+        let near = catalog::nearest(name).or_else(|| config::nearest(name, known()));
         let meant = near.map_or(String::new(), |near| format!("; did you mean {near}?"));
         format!("{} is no variable known here{meant}", config::printable(name))
     });

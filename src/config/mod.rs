@@ -12,7 +12,7 @@ pub use nearest::nearest;
 pub use plugstack::{Plugstack, PlugstackError};
 pub use spec::{
     Bind, CheckLevel, Fabric, Gid, Isolate, KEYS, Key, Launch, LogLevel, Memory, NicDown, PortRange, Profile,
-    Rendezvous, Settings, Source, SpecError, Switch, WORDS, check_directory, help, printable, profiles_in,
+    Rendezvous, Settings, Source, SpecError, Switch, WORDS, check_directory, help, key_named, printable, profiles_in,
 };
 pub(crate) use spec::{check_host, parse_port};
 

@@ -22,6 +22,26 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
+impl Key {
+    /// What `palingenesis explain KEY` prints.
+    pub fn text(&self) -> String {
+        format!(
+            "{}, a key of --palingenesis\n  {}\n  values    {}\n  where     --palingenesis={}=…, {}{}=…, or the site file\n",
+            self.name,
+            self.meaning,
+            self.value,
+            self.name,
+            KEY_PREFIX,
+            self.name.to_uppercase().replace('-', "_"),
+        )
+    }
+
+    /// The same for programs.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::json!({"name": self.name, "kind": "key", "values": self.value, "meaning": self.meaning})
+    }
+}
+
 /// Every key of SPEC. The id of each check is one more, with off, warn or error.
 pub const KEYS: &[Key] = &[
     Key {
@@ -882,7 +902,8 @@ impl fmt::Display for Settings {
     }
 }
 
-fn key_named(name: &str) -> Option<&'static Key> {
+/// The key of that name.
+pub fn key_named(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 

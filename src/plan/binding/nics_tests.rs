@@ -10,7 +10,7 @@ use crate::config::Settings;
 use crate::config::nics::NicPattern;
 use crate::facts::RdmaPort;
 use crate::facts::rdma::LinkLayer;
-use crate::facts::task::FileValue;
+use crate::facts::task::{FileValue, Peer, Peers};
 
 use LinkLayer::{Ethernet, InfiniBand};
 
@@ -669,6 +669,12 @@ fn a_card_that_is_down_is_told_or_refused() {
     let refusal = world(&machine, "n[1-2]").refusal("nic-down=fail");
     assert!(refusal.contains("mlx5_9 is down") && refusal.contains("--palingenesis=nic-down=warn"), "{refusal}");
     assert!(world(&dgx_h100(), "n[1-2]").plan("nic-down=fail").is_ok());
+    // A rank that sees its own GPU only speaks for the others of its node, too.
+    let mut alone = world(&machine, "n[1-2]").export(&[("CUDA_VISIBLE_DEVICES", "0")]);
+    let told = |world: &World| world.plan("").unwrap().warnings.iter().filter(|one| one.id == "nic-down").count();
+    assert_eq!(told(&alone), 0);
+    alone.task.peers = Peers::Met((0..8).map(|gpu| Peer { gpus: vec![gpu], ..Peer::default() }).collect());
+    assert_eq!(told(&alone), 1);
     // Where nobody looks, and where no network is used.
     let mut single = World::new("n1", "8", 0);
     single.node = machine.node_facts();

@@ -70,6 +70,10 @@ pub enum Reader {
     Ranks,
     /// Slurm's own commands.
     Slurm,
+    /// This plugin and the command palingenesis.
+    Palingenesis,
+    /// Users' scripts.
+    Scripts,
     /// Nobody: misread, misspelt or long gone.
     Nobody,
 }
@@ -104,6 +108,8 @@ impl Reader {
             Reader::Tracking => "trackers",
             Reader::Ranks => "rank readers",
             Reader::Slurm => "Slurm",
+            Reader::Palingenesis => "palingenesis",
+            Reader::Scripts => "your scripts",
             Reader::Nobody => "nobody",
         }
     }
@@ -445,6 +451,15 @@ mod tests {
             // What family() finds.
             assert!(!expected.name.contains('*') || expected.name.ends_with("_*"), "{}", expected.name);
         }
+    }
+
+    /// A variable that binding sets has a row.
+    #[test]
+    fn the_facts_of_a_rank_are_explained() {
+        for name in ["PALINGENESIS_GPU", "PALINGENESIS_GPU_INDEX", "PALINGENESIS_NIC", "PALINGENESIS_NUMA"] {
+            assert_eq!(entry(name).map(|entry| entry.reader), Some(Reader::Scripts), "{name}");
+        }
+        assert_eq!(entry("PALINGENESIS_OPT_NIC_DOWN").map(|entry| entry.name), Some("PALINGENESIS_OPT_*"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::{Block, Entry, Grammar, Kind, Reader};
 /// Every block, in the order of docs/variables.md.
 pub(super) static TABLE: &[Block] = &[
     Block { title: "Ranks and rendezvous", entries: RANKS },
+    Block { title: "palingenesis", entries: OURS },
     Block { title: "torchrun", entries: TORCHRUN },
     Block { title: "NCCL: bootstrap and sockets", entries: NCCL_BOOTSTRAP },
     Block { title: "NCCL: InfiniBand and RoCE", entries: NCCL_VERBS },
@@ -47,6 +48,8 @@ impl Of {
 const RANK: Of = Of(Reader::Ranks, Rank, "pytorch/pytorch:torch/distributed/rendezvous.py");
 const ELASTIC: Of =
     Of(Reader::C10d, Rank, "pytorch/pytorch:torch/distributed/elastic/agent/server/local_elastic_agent.py");
+const FACT: Of = Of(Reader::Scripts, Rank, "palingenesis itself: src/plan/binding/ranks.rs");
+const OPTION: Of = Of(Reader::Palingenesis, Foreign, "palingenesis itself: src/config/spec.rs");
 const PET: Of = Of(Reader::Torchrun, Rank, "pytorch/pytorch:torch/distributed/run.py");
 const NCCL: Of = Of(Reader::Nccl, Tuning, "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html");
 const NCCL_SOURCE: Of = Of(Reader::Nccl, Tuning, "NVIDIA/nccl:src");
@@ -203,6 +206,25 @@ const RANKS: &[Entry] = &[
         .source("huggingface/accelerate:src/accelerate/state.py"),
     RANK.row("MPI_LOCALNRANKS", Number(1, MORE), "ranks on the node, told by Intel MPI")
         .source("huggingface/accelerate:src/accelerate/state.py"),
+];
+
+const OURS: &[Entry] = &[
+    FACT.row(
+        "PALINGENESIS_GPU",
+        Text,
+        "the rank's GPU by its PCI address; several, joined by commas, where it has them",
+    )
+    .trap("not set where it is not known which GPU is the rank's"),
+    FACT.row("PALINGENESIS_GPU_INDEX", Text, "CUDA's number for the rank's GPU in this task: cuda:N")
+        .trap("0 where the task sees one GPU only, whatever LOCAL_RANK is"),
+    FACT.row("PALINGENESIS_NIC", Text, "the network cards that belong to the rank's GPU, by their names"),
+    FACT.row("PALINGENESIS_NUMA", Text, "the NUMA nodes of the rank's CPUs, as a list: 0-1"),
+    OPTION.row("PALINGENESIS", Text, "the flag for every srun of this shell: on, off, show, a profile, key=value"),
+    OPTION.row(
+        "PALINGENESIS_OPT_*",
+        Text,
+        "a key of --palingenesis in capitals, with - as _: PALINGENESIS_OPT_NIC_DOWN=fail",
+    ),
 ];
 
 const TORCHRUN: &[Entry] = &[

@@ -3,6 +3,7 @@
 
 use crate::config::{CheckLevel, Fabric, NicDown, Settings, printable};
 use crate::facts::RdmaPort;
+use crate::facts::task::Peers;
 use crate::facts::topology::Nic;
 use crate::plan::marks::Marks;
 use crate::plan::netmatch::List;
@@ -145,16 +146,21 @@ fn left_out(view: &View, nics: &NodeNics) -> String {
     }
 }
 
-/// A card that is down, or slow, of a GPU that this task may use.
+/// A card that is down, or slow, of a GPU that this task may use, or another rank of
+/// the node has: one rank speaks for its node, and may see its own GPU only.
 fn tell_faults(plan: &mut Plan, facts: &Facts, settings: &Settings, nics: &NodeNics) {
     if settings.checks == CheckLevel::Off && settings.nic_down == NicDown::Warn {
         return;
     }
     let seen = visible::visible(facts, settings).ok();
+    let of_others = |gpu: usize| match &facts.task.peers {
+        Peers::Met(peers) => peers.iter().any(|peer| peer.gpus.iter().any(|own| usize::from(*own) == gpu)),
+        _ => false,
+    };
+    let is_used = |gpu: usize| seen.as_ref().is_none_or(|seen| seen.contains(&gpu)) || of_others(gpu);
     let told = |is_down: bool| -> Vec<&str> {
         let faults = nics.faults.iter().zip(&nics.fallbacks);
-        let its =
-            faults.filter(|((gpu, down), _)| *down == is_down && seen.as_ref().is_none_or(|seen| seen.contains(gpu)));
+        let its = faults.filter(|((gpu, down), _)| *down == is_down && is_used(*gpu));
         its.map(|(_, text)| text.as_str()).collect()
     };
     // One line for all of a node: where every other rail has no cable they are many.
