@@ -1,8 +1,7 @@
 //! Network cards on a real Slurm of two nodes: what each rank gets of them, and
-//! what is told of one that is down. The nodes' hardware is a tree of files, the
-//! same for both.
+//! what is told of one that is down. The nodes' hardware is a tree of files.
 //!
-//! What that cannot show: two nodes with unlike cards, and that a packet arrives.
+//! What that cannot show: that a packet arrives.
 
 mod common;
 
@@ -101,4 +100,31 @@ fn a_card_that_is_down_is_told_once_for_each_node() {
     for (line, node) in lines.iter().zip(["n1", "n2"]) {
         assert!(line.contains("error: GPU 5: mlx5_9 is down") && line.contains(&format!(" on {node}")), "{line}");
     }
+}
+
+/// Down on n2 only, where rank 0 is not: each node has a tree of its own.
+#[test]
+fn a_card_that_is_down_on_one_node_is_told_from_there() {
+    let root = "/tmp/machine";
+    let line = format!("optional {} root={root}", library().display());
+    let shape = ["--nodes", "2", "--sockets", "1", "--cores", "8", "--gpus", "8", "--namespace-per-node"];
+    let Some(sandbox) = Sandbox::up("nics-unlike", &[&shape[..], &["--plugstack", &line]].concat()) else { return };
+    let tree = TempTree::below(&open_folder());
+    Machine::load("dgx-h100").write(&tree);
+    let copy = format!("cp -a {} {root}", tree.root().display());
+    sandbox.run_as(&["--node", "n1"], &copy, 60).ok();
+    let port = format!("{root}/sys/class/infiniband/mlx5_9/ports/1");
+    let broken = format!("{copy}; cd {port} && echo '1: DOWN' >state && echo '3: Disabled' >phys_state");
+    sandbox.run_as(&["--node", "n2"], &broken, 60).ok();
+
+    let run = sandbox.record(&format!("srun --palingenesis {STEP} RECORD rank"));
+    let [line] = down(&run.said)[..] else { panic!("{:#?}", run.said) };
+    assert!(line.starts_with("palingenesis: warning: GPU 5: mlx5_9 is down, mlx5_6 is used on n2; "), "{line}");
+    let (all, others) = (list(&CARDS), list(&CARDS.into_iter().filter(|card| *card != "mlx5_9").collect::<Vec<_>>()));
+    for (rank, task) in run.tasks("rank").iter().enumerate() {
+        assert_eq!(cards(task)[0], if rank < 8 { &all } else { &others }, "rank {rank}");
+    }
+    // Its node's ranks stop. What the other node's do then is no matter of the card.
+    let said = sandbox.run(&format!("srun -K --palingenesis=nic-down=fail {STEP} sh -c 'echo $SLURMD_NODENAME RAN'"));
+    assert!(said.code != 0 && down(&said).len() == 1 && !said.out.contains("n2 RAN"), "{said:#?}");
 }
