@@ -106,9 +106,14 @@ fn where_slurm_binds_nothing_each_rank_gets_the_cpus_beside_its_gpu() {
     // One task for all GPUs of its node starts what spreads over its CPUs.
     let ranks = cluster.run("srun -Q -N2 -n2 --gpus-per-node=2 --palingenesis TASK");
     ranks.have(all, "one task for two GPUs");
-    // Both beside GPU 0, whose only CPU they would share.
+    // Both GPUs beside one CPU, which is too few for two ranks.
     cluster.machine(&[("0000:01:00.0", 1), ("0000:81:00.0", 1)]);
-    cluster.two("", "--palingenesis=exclusive").have(["1", "1"], "one core for two ranks");
+    for spec in ["", "=exclusive"] {
+        let ranks = cluster.two("", &format!("--palingenesis{spec}"));
+        ranks.have(all, "one CPU for two ranks");
+        let [line] = told(&ranks.said.err)[..] else { panic!("{ranks:#?}") };
+        assert!(line.contains("1 of its 2 CPUs (0-1) are beside GPU") && line.contains("too few"), "{line}");
+    }
 }
 
 /// One line for each step and node.
