@@ -684,7 +684,7 @@ fn without_numa_nodes_nothing_changes() {
 #[test]
 fn ranks_that_share_one_mask_are_arranged_in_no_time() {
     let cpus = |text: &str| CpuSet::parse(text).unwrap();
-    let near = |rank: usize| if rank % 2 == 0 { cpus("0-63") } else { cpus("64-127") };
+    let near = |rank: usize| if rank.is_multiple_of(2) { cpus("0-63") } else { cpus("64-127") };
     let seats: Vec<Seat> =
         (0..128).map(|rank| Seat { mask: cpus("0-127"), near: near(rank), around: Vec::new() }).collect();
     let start = std::time::Instant::now();
