@@ -99,7 +99,7 @@ fn a_machine_of_garbage_is_started_on() {
         walk(&root, &mut files);
         files.sort();
         for file in &files {
-            if round > 1 && number(&mut state) % 3 != 0 {
+            if round > 1 && !number(&mut state).is_multiple_of(3) {
                 continue;
             }
             let _ = fs::remove_file(file);

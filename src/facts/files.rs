@@ -8,15 +8,20 @@ use std::path::{Path, PathBuf};
 
 use super::trace::{Seen, note};
 
-/// Longer than any attribute of the kernel's: a page.
-const ATTRIBUTE: u64 = 4096;
+/// Longer than any attribute of the kernel's: a page, which has 64 KiB on some ARM
+/// machines. Lists of CPUs may be longer than a small page.
+const ATTRIBUTE: u64 = 64 * 1024;
 
 /// One of the kernel's attributes, without the white space around it. `None`
 /// when it is not there or has no value now: the kernel says EINVAL, EIO or
 /// EOPNOTSUPP for the speed of a device that is down or a slot that is empty. Old
-/// kernels end some with a NUL (Linux 2.6.32, node/online).
+/// kernels end some with a NUL (Linux 2.6.32, node/online). What is too long is no
+/// attribute: the beginning of a list would pass for another list.
 pub(super) fn attribute(path: &Path) -> Option<String> {
-    let bytes = open(path).and_then(|file| read(file, ATTRIBUTE));
+    let bytes = open(path).and_then(|file| read(file, ATTRIBUTE + 1)).and_then(|bytes| match bytes.len() as u64 {
+        0..=ATTRIBUTE => Ok(bytes),
+        _ => Err(io::Error::other(format!("more than {ATTRIBUTE} bytes"))),
+    });
     note(path, || text_or_refusal(&bytes));
     let bytes = bytes.ok()?;
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -120,4 +125,23 @@ fn names_in(directory: &Path) -> io::Result<Option<Vec<String>>> {
     }
     names.sort();
     Ok(Some(names))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::CpuSet;
+    use crate::facts::rdma::tests::Tree;
+
+    /// 2,048 CPUs of which each second one is listed: 5 kB.
+    #[test]
+    fn a_list_longer_than_a_page_is_read_whole_or_not_at_all() {
+        let tree = Tree::new("attributes");
+        let cpus: CpuSet = (0..2048).step_by(2).collect();
+        tree.file("list", &format!("{cpus}\n")).file("long", &"0,".repeat(40_000));
+        std::os::unix::fs::symlink("/dev/zero", tree.root().join("zero")).unwrap();
+        let list = attribute(&tree.root().join("list")).unwrap();
+        assert!(list.len() > 4096 && CpuSet::parse(&list) == Ok(cpus));
+        assert_eq!([attribute(&tree.root().join("long")), attribute(&tree.root().join("zero"))], [None, None]);
+    }
 }

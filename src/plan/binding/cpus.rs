@@ -126,6 +126,10 @@ fn exchange(seats: &[Seat], places: &mut [Place]) {
         let members: Vec<usize> = (0..seats.len())
             .filter(|rank| places[*rank].how != How::Apart && seats[*rank].mask.len() == size)
             .collect();
+        // Without Slurm's binding all have the same: nothing to exchange.
+        if members.iter().all(|rank| seats[*rank].mask == seats[members[0]].mask) {
+            continue;
+        }
         // The most that what is around can count for all of them together; 2^29.
         let around = i64::from(WORTH) * i64::from(size) * members.len() as i64;
         let worth = |rank: usize, mask: usize| {

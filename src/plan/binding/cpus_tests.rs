@@ -679,6 +679,21 @@ fn without_numa_nodes_nothing_changes() {
     }
 }
 
+/// 128 ranks that share all CPUs, as with --overcommit: every exchange is as good
+/// as every other, which must cost nothing.
+#[test]
+fn ranks_that_share_one_mask_are_arranged_in_no_time() {
+    let cpus = |text: &str| CpuSet::parse(text).unwrap();
+    let near = |rank: usize| if rank.is_multiple_of(2) { cpus("0-63") } else { cpus("64-127") };
+    let seats: Vec<Seat> =
+        (0..128).map(|rank| Seat { mask: cpus("0-127"), near: near(rank), around: Vec::new() }).collect();
+    let start = std::time::Instant::now();
+    let places = arrange(&seats, &Wishes::default()).unwrap();
+    println!("128 ranks with one mask: {:?}", start.elapsed());
+    assert!(places.iter().enumerate().all(|(rank, place)| place.mask == near(rank)));
+    assert!(start.elapsed() < std::time::Duration::from_secs(1));
+}
+
 /// 128 ranks, crossed on two sockets: each of them works it out.
 #[test]
 fn many_ranks_take_no_time() {
