@@ -468,7 +468,8 @@ fn warn_of_far_ranks(plan: &mut Plan, facts: &Facts, peers: &[Peer], seats: &[Se
     let step = seats.iter().fold(CpuSet::EMPTY, |all, seat| all.or(&seat.mask));
     let far = |rank: &usize| match places[*rank].how {
         How::Apart => false,
-        How::TooFew(_) => true,
+        // With half of them most threads run where they should.
+        How::TooFew(need) => 2 * common(&places[*rank].mask, &seats[*rank].near) < need,
         _ => !step.meets(&seats[*rank].near),
     };
     let far: Vec<usize> = (0..places.len()).filter(far).collect();

@@ -450,7 +450,9 @@ fn no_task_loses_cpus_that_it_asked_for() {
     let machine = Nodes::new(&[(0, "0-7"), (1, "8-15")]).gpus(&[0, 0, 0, 0]);
     let asked = |cpus: &str| {
         let task = machine.rank(1, &["0-15"; 4]).with(|task| task.world = export(task, "SLURM_CPUS_PER_TASK", cpus));
-        task.bound().binding.cpus
+        let plan = task.bound();
+        assert_eq!(plan.warnings, []);
+        plan.binding.cpus
     };
     assert_eq!(asked("4"), None);
     assert_eq!(asked("2"), Some(set("0-7")));

@@ -185,6 +185,11 @@ impl<'a> Choice<'a> {
         &self.nics[nic].name
     }
 
+    /// Whether the kernel does not tell the state of a port.
+    fn is_unreadable(&self, nic: usize) -> bool {
+        self.view.ports.iter().any(|port| port.device == self.name(nic) && !port.readable)
+    }
+
     /// How many physical cards these are.
     fn count(&self, nics: &[usize]) -> usize {
         nics.iter().map(|nic| self.cards[*nic]).collect::<BTreeSet<_>>().len()
@@ -193,7 +198,7 @@ impl<'a> Choice<'a> {
     /// Whether so many cards are as many for each GPU, or for as many GPUs each.
     fn is_even(&self, cards: usize) -> bool {
         let gpus = self.gpus().len();
-        cards > 0 && gpus > 0 && (cards % gpus == 0 || gpus % cards == 0)
+        cards > 0 && gpus > 0 && (cards.is_multiple_of(gpus) || gpus.is_multiple_of(cards))
     }
 
     /// Names by address, the first few.
@@ -248,13 +253,10 @@ impl<'a> Choice<'a> {
         if let Some(why) = &self.out[nic] {
             return no(why);
         }
-        let name = self.name(nic);
         let Some(unit) = unit else {
             return no(match self.nics[nic].kind {
                 NicKind::Slingshot => "its network device is down",
-                NicKind::Verbs if self.view.ports.iter().any(|port| port.device == name && !port.readable) => {
-                    "the state of its port cannot be read"
-                }
+                NicKind::Verbs if self.is_unreadable(nic) => "the state of its port cannot be read",
                 NicKind::Verbs if self.units.iter().any(|unit| unit.nic == nic) => "no port is active",
                 NicKind::Verbs => "no port of it is known",
             });

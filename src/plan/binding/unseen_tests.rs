@@ -205,6 +205,13 @@ fn machines_that_people_build() {
             of_flat,
         ),
         ("the default route over one of the eight rails", routed(flat(Ethernet, 400), "net-mlx5_1"), "-", of_flat),
+        // By IP over InfiniBand it says nothing.
+        (
+            "InfiniBand for storage, and the default route over a rail",
+            routed(and_one(flat(InfiniBand, 400), VIRTUAL, InfiniBand, 400), "net-mlx5_1"),
+            "-",
+            &shared,
+        ),
         // Which of five is no GPU's own is not known: each has all of its socket.
         ("and without a default route", and_one(flat(Ethernet, 400), VIRTUAL, Ethernet, 400), "-", &shared),
         (
@@ -273,6 +280,10 @@ fn flat_gpus() -> Machine {
 fn what_is_told_of_such_machines() {
     let slow = gbps(flat(InfiniBand, 400), "mlx5_3", 200);
     assert_eq!(slow.choose("").fallbacks, ["GPU 2: mlx5_3 runs at 200 Gb/s, its like at 400"]);
+    let mut unreadable = dgx_h100();
+    unreadable.ports.iter_mut().filter(|port| port.device == "mlx5_9").for_each(|port| port.readable = false);
+    let expected = ["GPU 5: mlx5_9 is of unknown state, which cannot be read, mlx5_6 is used"];
+    assert_eq!(unreadable.choose("").fallbacks, expected);
     // Spare ones may have no cable: two of ten are down.
     let mut spare = and_one(flat(InfiniBand, 400), VIRTUAL, InfiniBand, 400);
     spare = spare.nic("mlx5_9", "0002:02:00.0", 1, "pci0002:02").of(VIRTUAL, InfiniBand, 400).sorted();

@@ -183,8 +183,10 @@ fn gpus_of_the_node(subject: &Subject) -> Option<usize> {
 
 /// <https://github.com/NVIDIA/nccl/issues/1066>
 fn hidden_from_each_other(subject: &Subject, findings: &mut Findings) {
-    // JAX is told which one to take.
-    let told = subject.value("JAX_LOCAL_DEVICE_IDS").is_some();
+    // JAX is told which one to take; of parts of GPUs CUDA shows one at a time whatever
+    // is given.
+    let part = subject.value(visible::LIST).is_some_and(|list| list.trim_start().starts_with("MIG-"));
+    let told = part || subject.value("JAX_LOCAL_DEVICE_IDS").is_some();
     let Some(sight) = Sight::of(subject).filter(|sight| sight.visible > 0 && sight.is_its_own(subject) && !told) else {
         return;
     };

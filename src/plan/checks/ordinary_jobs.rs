@@ -320,6 +320,17 @@ fn nothing_is_said_of_bound_jobs_as_people_start_them() {
                 ..EIGHT
             },
         ),
+        (
+            "parts of GPUs, one for each rank",
+            Task {
+                tasks: "2(x2)",
+                masks: &["0-13", "14-27"],
+                open: 2..4,
+                list: "MIG-c7384736-a75d-5afc-978f-d2f1294409fd",
+                cpus_per_task: Some("14"),
+                ..EIGHT
+            },
+        ),
         ("four of eight GPUs", Task { tasks: "4(x2)", masks: &EIGHTHS_OF_FOUR, open: 0..4, list: "0,1,2,3", ..EIGHT }),
     ];
     for (what, task) in jobs {

@@ -33,13 +33,13 @@ struct Class {
     routed: bool,
 }
 
-/// What cards of the fabric's model at a lower rate are.
+/// What cards of the fabric's model at another rate are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Slower {
+enum OtherRate {
     /// Cards of the GPUs that came up slow: with them each GPU has as many.
     Part,
     /// For something else: without them each GPU has as many.
-    Other,
+    Apart,
     Unknown,
 }
 
@@ -136,14 +136,14 @@ impl Choice<'_> {
             };
             let alone = class.gpus.iter().filter(alone).count();
             let alike = class.model == winner.model && class.model != (None, None);
-            let same = (!near && alike && class.link == winner.link).then(|| self.slower(&class, &winner));
+            let same = (!near && alike && class.link == winner.link).then(|| self.at_another_rate(&class, &winner));
             let joins = (near
                 && class.link == winner.link
                 && alone > 0
                 && (class.rate >= winner.rate
                     || alike
                     || (2 * class.rate >= winner.rate && 2 * alone >= winner.cover)))
-                || same == Some(Slower::Part);
+                || same == Some(OtherRate::Part);
             if joins {
                 taken.extend(class.nics.iter().filter(|nic| !winner.nics.contains(nic)));
                 down.extend(class.down.iter().filter(|nic| !winner.down.contains(nic)));
@@ -154,7 +154,7 @@ impl Choice<'_> {
                 continue;
             }
             let same_network = !near && class.link == winner.link && alone > 0 && 2 * class.rate >= winner.rate;
-            let unknown = same_network || same == Some(Slower::Unknown);
+            let unknown = same_network || same == Some(OtherRate::Unknown);
             if self.unclear.is_none() && (unknown || !is_sure(&winner, &class, near)) {
                 self.unclear = Some(format!(
                     "whether {} or {} carry the training's traffic is not clear; fabric= says it, or nic-allow in the site file",
@@ -181,15 +181,15 @@ impl Choice<'_> {
     }
 
     /// Where nothing but the number of cards tells what those of the fabric's model
-    /// at a lower rate are.
-    fn slower(&self, class: &Class, winner: &Class) -> Slower {
+    /// at another rate are.
+    fn at_another_rate(&self, class: &Class, winner: &Class) -> OtherRate {
         let own: Vec<usize> = winner.nics.iter().chain(&winner.down).copied().collect();
         let all: Vec<usize> = own.iter().chain(&class.nics).copied().collect();
         let (own, all) = (self.count(&own), self.count(&all));
         match (self.is_even(own), self.is_even(all)) {
-            (true, false) => Slower::Other,
-            (false, true) if 2 * own > all => Slower::Part,
-            _ => Slower::Unknown,
+            (true, false) => OtherRate::Apart,
+            (false, true) if 2 * own > all => OtherRate::Part,
+            _ => OtherRate::Unknown,
         }
     }
 
@@ -324,18 +324,23 @@ impl Choice<'_> {
     /// Whether its ports are part of a bond. On InfiniBand that is a matter of IP
     /// alone, and RDMA goes past it.
     fn is_bonded(&self, nic: usize) -> bool {
-        let ethernet = self.units.iter().any(|unit| unit.nic == nic && unit.active && unit.link == Link::Ethernet);
-        ethernet && self.nics[nic].netdevs.iter().any(|netdev| netdev.master.is_some())
+        self.is_on_ethernet(nic) && self.nics[nic].netdevs.iter().any(|netdev| netdev.master.is_some())
     }
 
+    /// Whether the default route goes over it; by IP over InfiniBand that means
+    /// nothing.
     fn has_default_route(&self, nic: usize) -> bool {
-        let Some(route) = &self.view.topology.default_route else {
+        let Some(route) = self.view.topology.default_route.as_ref().filter(|_| self.is_on_ethernet(nic)) else {
             return false;
         };
         // A VLAN has the name of what it is on, and its number.
         let below = route.rsplit_once('.').map_or(route.as_str(), |(below, _)| below);
         let of_it = |name: &str| name == route || name == below;
         self.nics[nic].netdevs.iter().any(|netdev| of_it(&netdev.name) || netdev.master.as_deref().is_some_and(of_it))
+    }
+
+    fn is_on_ethernet(&self, nic: usize) -> bool {
+        self.units.iter().any(|unit| unit.nic == nic && unit.active && unit.link == Link::Ethernet)
     }
 }
 

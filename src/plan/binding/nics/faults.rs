@@ -32,9 +32,12 @@ impl Choice<'_> {
                 [one] => format!("{} is used", self.name(*one)),
                 several => format!("{} are used", self.names(several)),
             };
-            let what = match dead.iter().all(|nic| self.unaddressed.contains(nic)) {
-                true => "without an address that a peer knows",
-                false => "down",
+            let what = if dead.iter().all(|nic| self.unaddressed.contains(nic)) {
+                "without an address that a peer knows"
+            } else if dead.iter().all(|nic| self.is_unreadable(*nic)) {
+                "of unknown state, which cannot be read"
+            } else {
+                "down"
             };
             faults.push((gpu, true, format!("GPU {gpu}: {} {is} {what}, {instead}", self.names(&dead))));
         }

@@ -50,7 +50,7 @@ impl Choice<'_> {
         for (cards, gpus) in groups.iter().filter(|(cards, _)| !cards.is_empty()) {
             // What is another GPU's own is taken for want of better only.
             let free: Vec<usize> = cards.iter().copied().filter(|card| uses[*card] == 0).collect();
-            if free.len() > gpus.len() && free.len() % gpus.len() != 0 {
+            if free.len() > gpus.len() && !free.len().is_multiple_of(gpus.len()) {
                 free.iter().for_each(|card| uses[*card] += 1);
                 for gpu in gpus {
                     uneven[*gpu] = true;
