@@ -573,7 +573,7 @@ fn as_many_cards_as_there_are_for_each_gpu() {
     // One of five may be for something else, and which one nobody tells.
     assert_eq!(many(2, 5), "n0 n1 n2 n3 n4|n0 n1 n2 n3 n4");
     assert_eq!(many(4, 2), "n0|n0|n1|n1");
-    assert_eq!(many(3, 2), "n0|n0|n1");
+    assert_eq!(many(3, 2), "n0 n1|n0 n1|n0 n1");
     let gpus: Vec<(String, i32)> = (1..=8).map(|index| (format!("000{index}:00:00.0"), i32::from(index > 4))).collect();
     let gpus: Vec<(&str, i32)> = gpus.iter().map(|(at, numa)| (at.as_str(), *numa)).collect();
     let azure = hyper_v(&gpus, &[("mlx5_0", "0101:00:00.0", 0)]);

@@ -144,7 +144,8 @@ fn machines_that_people_build() {
     let eight = "mlx5_0|mlx5_3|mlx5_4|mlx5_5|mlx5_6|mlx5_9|mlx5_10|mlx5_11";
     let of_flat = "mlx5_1|mlx5_2|mlx5_3|mlx5_4|mlx5_5|mlx5_6|mlx5_7|mlx5_8";
     let first_five = "mlx5_0 mlx5_1 mlx5_2 mlx5_3 mlx5_4";
-    let shared = format!("{0}|{0}|{0}|{0}|mlx5_5|mlx5_6|mlx5_7|mlx5_8", first_five);
+    let others = "mlx5_5 mlx5_6 mlx5_7 mlx5_8";
+    let shared = format!("{0}|{0}|{0}|{0}|{1}|{1}|{1}|{1}", first_five, others);
     let table: &[(&str, Machine, &str, &str)] = &[
         (
             "four of eight rails are cabled; storage on the same InfiniBand stays out",
@@ -170,6 +171,12 @@ fn machines_that_people_build() {
         ("400 and 200 Gb/s on two sockets", unlike(1, CONNECTX_7), "?", "|"),
         ("400 and 200 Gb/s on one socket", unlike(0, CONNECTX_7), "?", "|"),
         ("and one GPU", one_gpu(&[(CONNECTX_7, InfiniBand, 400), (CONNECTX_7, InfiniBand, 200)]), "?", ""),
+        (
+            "two ports for management as fast as the GPU's one",
+            one_gpu(&[(CONNECTX_7, Ethernet, 100), (CONNECTX_6DX, Ethernet, 100), (CONNECTX_6DX, Ethernet, 100)]),
+            "?",
+            "",
+        ),
         ("BlueField-3 alone", routed(one_gpu(&[(BLUEFIELD_3, Ethernet, 400)]), "net-mlx5_0"), "-", "mlx5_0"),
         ("both kinds on one card, at one rate", both_kinds(200), "?", ""),
         ("both kinds, Ethernet slower", both_kinds(100), "mlx5_0", "mlx5_0"),
@@ -388,4 +395,93 @@ fn ucx_finds_its_way_over_separate_rails_itself() {
     // NCCL's list stays, and so does what was asked for.
     assert!(apart.value("NCCL_IB_HCA").is_some());
     assert_eq!(plan(&machine, 1, "rails=1", addressed(true)).value(UCX), Some("mlx5_3:1"));
+}
+
+/// Numbers without a pattern, the same in each run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % sides
+    }
+
+    fn one<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len())]
+    }
+}
+
+/// Guests without bridges whose cabling is known: cards for the GPUs, as many for
+/// each socket, and others. Whatever is chosen, no card of the GPUs is left out, and
+/// one that is none of theirs is given to a GPU only where nothing tells it apart.
+#[test]
+fn guests_of_known_cabling() {
+    let mut dice = Dice(9);
+    let (mut listed, mut clear) = (0, 0);
+    for round in 0..4000 * crate::plan::tests::rounds() {
+        let sockets = dice.one(&[1usize, 2]);
+        let gpus = sockets * dice.one(&[1usize, 2, 4]);
+        let cards = sockets * dice.one(&[1, gpus / sockets, 2 * gpus / sockets]);
+        let (link, gbps, model) =
+            (dice.one(&[InfiniBand, Ethernet]), dice.one(&[100, 200, 400]), dice.one(&[VIRTUAL, CONNECTX_7]));
+        let mut machine = two_sockets();
+        let mut buses: Vec<usize> = (1..120).collect();
+        let mut bus = |dice: &mut Dice| buses.remove(dice.below(buses.len()));
+        for gpu in 0..gpus {
+            let (bus, numa) = (bus(&mut dice), (gpu * sockets / gpus) as i32);
+            machine = machine.gpu(&format!("0001:{bus:02x}:00.0"), numa, &format!("pci0001:{bus:02x}"));
+        }
+        let mut add = |machine: Machine, dice: &mut Dice, name: &str, numa: i32, kind: (u16, LinkLayer, u32)| {
+            let bus = bus(dice);
+            machine
+                .nic(name, &format!("0002:{bus:02x}:00.0"), numa, &format!("pci0002:{bus:02x}"))
+                .of(kind.0, kind.1, kind.2)
+        };
+        for card in 0..cards {
+            let numa = (card * sockets / cards) as i32;
+            machine = add(machine, &mut dice, &format!("own{card}"), numa, (model, link, gbps));
+        }
+        // One slow card of theirs, where there are more.
+        let slow = cards > 2 && dice.below(4) == 0;
+        if slow {
+            machine = self::gbps(machine, "own1", gbps / 2);
+        }
+        let mut alike = 0;
+        for other in 0..dice.below(3) {
+            let name = format!("other{other}");
+            let numa = dice.below(2) as i32;
+            // One of their model at most: two could pass for theirs.
+            let kind = match dice.below(if other == 0 { 4 } else { 2 }) {
+                0 => (CONNECTX_4LX, Ethernet, 25),
+                1 => (CONNECTX_6DX, Ethernet, 100),
+                2 => (model, link, gbps / 2),
+                _ => (model, link, gbps),
+            };
+            alike += usize::from(kind.0 == model && kind.1 == link && (kind.2 == gbps || slow));
+            machine = add(machine, &mut dice, &name, numa, kind);
+            if kind.1 == Ethernet && dice.below(2) == 0 {
+                machine.topology.default_route = Some(format!("net-{name}"));
+            }
+        }
+        // Those that nobody could tell apart: one more and one slow, and as many as each
+        // GPU would have with them.
+        let divide = (cards + alike).is_multiple_of(gpus) || gpus.is_multiple_of(cards + alike);
+        if alike > 0 && (slow || divide) {
+            continue;
+        }
+        let machine = machine.sorted();
+        let nics = machine.choose("");
+        let what = || format!("{round}: {:?} {:?} {machine:#?}", machine.excluded(&nics), machine.of_gpus(&nics));
+        if nics.unclear.is_some() {
+            continue;
+        }
+        clear += 1;
+        listed += usize::from(machine.with("", |view| choose(view).nccl_ib_hca(view)).is_ok());
+        assert!(machine.excluded(&nics).iter().all(|name| !name.starts_with("own")), "{}", what());
+        for own in machine.of_gpus(&nics) {
+            assert!(own.contains("own"), "{}", what());
+            assert!(alike > 0 || !own.contains("other"), "{}", what());
+        }
+    }
+    assert!(clear > 2000 && listed > 1000, "{clear} {listed}");
 }

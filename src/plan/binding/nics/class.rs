@@ -155,7 +155,7 @@ impl Choice<'_> {
             }
             let same_network = !near && class.link == winner.link && alone > 0 && 2 * class.rate >= winner.rate;
             let unknown = same_network || same == Some(OtherRate::Unknown);
-            if self.unclear.is_none() && (unknown || !is_sure(&winner, &class, near)) {
+            if self.unclear.is_none() && (unknown || !self.is_sure(&winner, &class, near)) {
                 self.unclear = Some(format!(
                     "whether {} or {} carry the training's traffic is not clear; fabric= says it, or nic-allow in the site file",
                     self.described(&winner),
@@ -178,6 +178,33 @@ impl Choice<'_> {
         let used = &self.used;
         let units = &self.units;
         self.missing.retain(|nic| !used.iter().any(|unit| units[*unit].nic == *nic));
+    }
+
+    /// Whether `other` is surely not the fabric.
+    fn is_sure(&self, winner: &Class, other: &Class, near: bool) -> bool {
+        let nearer = winner.cover > other.cover;
+        // InfiniBand is seldom there for management; RDMA on Ethernet is everywhere.
+        if winner.link == Link::Ethernet && other.link == Link::InfiniBand {
+            return winner.bandwidth >= other.bandwidth.saturating_mul(if near && nearer { 2 } else { 4 });
+        }
+        if near && nearer {
+            // A slow port beside a GPU proves nothing.
+            return winner.rate == 0 || 2 * winner.rate >= other.rate;
+        }
+        if winner.cover < other.cover {
+            let overtops = winner.link == Link::InfiniBand && other.link == Link::Ethernet;
+            return overtops && winner.rate >= 2 * other.rate;
+        }
+        let by_mark = (!winner.bonded && other.bonded) || (!winner.routed && other.routed);
+        if winner.link != other.link {
+            return winner.bandwidth > other.bandwidth || nearer || by_mark;
+        }
+        // Two ports for management are more than one for the GPUs.
+        let gpus = self.gpus().len();
+        let one_each = gpus >= 4 && self.count(&winner.nics) >= gpus && self.count(&other.nics) < gpus;
+        let more = winner.bandwidth > other.bandwidth
+            && (winner.rate > other.rate || one_each || winner.bandwidth >= other.bandwidth.saturating_mul(4));
+        more || nearer || by_mark
     }
 
     /// Where nothing but the number of cards tells what those of the fabric's model
@@ -353,22 +380,4 @@ fn best(classes: &[Class], near: bool) -> Option<usize> {
         (first, second, !class.bonded, !class.routed)
     };
     (0..classes.len()).max_by_key(|index| (key(&classes[*index]), std::cmp::Reverse(*index)))
-}
-
-/// Whether `other` is surely not the fabric.
-fn is_sure(winner: &Class, other: &Class, near: bool) -> bool {
-    let nearer = winner.cover > other.cover;
-    // InfiniBand is seldom there for management; RDMA on Ethernet is everywhere.
-    if winner.link == Link::Ethernet && other.link == Link::InfiniBand {
-        return winner.bandwidth >= other.bandwidth.saturating_mul(if near && nearer { 2 } else { 4 });
-    }
-    if near && nearer {
-        // A slow port beside a GPU proves nothing.
-        return winner.rate == 0 || 2 * winner.rate >= other.rate;
-    }
-    if winner.cover < other.cover {
-        let overtops = winner.link == Link::InfiniBand && other.link == Link::Ethernet;
-        return overtops && winner.rate >= 2 * other.rate;
-    }
-    winner.bandwidth > other.bandwidth || nearer || (!winner.bonded && other.bonded) || (!winner.routed && other.routed)
 }

@@ -28,6 +28,8 @@ impl Choice<'_> {
             }
             functions[card].push(nic);
         }
+        let whole: Vec<usize> = nics.iter().chain(&self.missing).copied().collect();
+        let odd = !self.is_even(self.count(&whole));
         let to_card = |gpu: usize, card: usize| self.nearest(gpu, &functions[card]);
         // GPUs with the same nearest cards, the most restricted first.
         let mut groups: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
@@ -50,7 +52,10 @@ impl Choice<'_> {
         for (cards, gpus) in groups.iter().filter(|(cards, _)| !cards.is_empty()) {
             // What is another GPU's own is taken for want of better only.
             let free: Vec<usize> = cards.iter().copied().filter(|card| uses[*card] == 0).collect();
-            if free.len() > gpus.len() && !free.len().is_multiple_of(gpus.len()) {
+            let too_many = free.len() > gpus.len() && !free.len().is_multiple_of(gpus.len());
+            // By sockets alone the one too many may be in a socket where they divide.
+            let far = gpus.iter().all(|gpu| to_card(*gpu, cards[0]).grade() >= Distance::Node.grade());
+            if too_many || (far && odd && free.len() > 1) {
                 free.iter().for_each(|card| uses[*card] += 1);
                 for gpu in gpus {
                     uneven[*gpu] = true;
