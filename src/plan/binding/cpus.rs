@@ -468,8 +468,11 @@ fn warn_of_far_ranks(plan: &mut Plan, facts: &Facts, peers: &[Peer], seats: &[Se
     let step = seats.iter().fold(CpuSet::EMPTY, |all, seat| all.or(&seat.mask));
     let far = |rank: &usize| match places[*rank].how {
         How::Apart => false,
-        // With half of them most threads run where they should.
-        How::TooFew(need) => 2 * common(&places[*rank].mask, &seats[*rank].near) < need,
+        // With half of them and one for each rank most threads run where they should.
+        How::TooFew(need) => {
+            let has = common(&places[*rank].mask, &seats[*rank].near);
+            2 * has < need || has < places[*rank].ranks
+        }
         _ => !step.meets(&seats[*rank].near),
     };
     let far: Vec<usize> = (0..places.len()).filter(far).collect();
