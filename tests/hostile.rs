@@ -41,10 +41,15 @@ fn tree(cluster: &Cluster) -> PathBuf {
 #[test]
 fn a_rank_killed_at_any_moment_leaves_the_others_in_one_arrangement() {
     let Some(cluster) = Cluster::up("killed", &CROSSED, &fault_library(), &[]) else { return };
-    let cpus = [1, 1, 1, 1, 0, 0, 0, 0];
     let gpus = ["0000:01:00.0", "0000:21:00.0", "0000:41:00.0", "0000:61:00.0"];
     let gpus = gpus.into_iter().chain(["0000:81:00.0", "0000:a1:00.0", "0000:c1:00.0", "0000:e1:00.0"]);
-    cluster.machine(&gpus.zip(cpus).collect::<Vec<_>>());
+    let gpus: Vec<_> = gpus.zip([1, 1, 1, 1, 0, 0, 0, 0]).collect();
+    cluster.machine(&gpus);
+    // Two of them have a CPU of their own; of the others it is not known where they are.
+    for (address, _) in &gpus[1..7] {
+        fs::write(tree(&cluster).join(format!("sys/bus/pci/devices/{address}/numa_node")), "-1\n").unwrap();
+    }
+    let cpus = ["1", "0-1", "0-1", "0-1", "0-1", "0-1", "0-1", "0"];
     // Eight tasks on the two CPUs of a job: without Slurm's binding all have both.
     let run = |spec: &str, kill: &str| {
         let said = cluster.try_run(&format!(
@@ -56,7 +61,7 @@ fn a_rank_killed_at_any_moment_leaves_the_others_in_one_arrangement() {
     let (slurms, said) = run("bind=off", "");
     assert_eq!(slurms, (0..8).map(|rank| (rank, "0-1".to_string())).collect(), "{said:#?}");
     let (arranged, said) = run("", "");
-    assert_eq!(arranged, (0..8).zip(cpus.map(|cpu| cpu.to_string())).collect(), "{said:#?}");
+    assert_eq!(arranged, (0..8).zip(cpus.map(String::from)).collect(), "{said:#?}");
     let mut state = 0x9e37_79b9_7f4a_7c15;
     let mut seen = BTreeMap::new();
     for round in 0..10 {
