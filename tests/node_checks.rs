@@ -8,10 +8,9 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use common::{Said, Sandbox, library, open_folder};
+use common::{Said, Sandbox, library, open_folder, readable};
 
 /// A node with a GPU, eth0, ib0 and mlx5_0 to mlx5_7 on InfiniBand.
 fn recorded(name: &str) -> PathBuf {
@@ -21,29 +20,18 @@ fn recorded(name: &str) -> PathBuf {
         [("lo", 1, "0x9", "unknown"), ("eth0", 2, "0x1003", "up"), ("ib0", 3, "0x1003", "up")]
     {
         let folder = format!("sys/class/net/{device}");
-        write(&root, &format!("{folder}/ifindex"), &index.to_string());
-        write(&root, &format!("{folder}/flags"), flags);
-        write(&root, &format!("{folder}/operstate"), state);
+        readable(&root, &format!("{folder}/ifindex"), &index.to_string());
+        readable(&root, &format!("{folder}/flags"), flags);
+        readable(&root, &format!("{folder}/operstate"), state);
     }
-    write(&root, "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t NVIDIA H100 80GB HBM3");
+    readable(&root, "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t NVIDIA H100 80GB HBM3");
     for device in 0..8 {
         let port = format!("sys/class/infiniband/mlx5_{device}/ports/1");
-        write(&root, &format!("{port}/state"), "4: ACTIVE");
-        write(&root, &format!("{port}/link_layer"), "InfiniBand");
-        write(&root, &format!("{port}/rate"), "400 Gb/sec (4X NDR)");
+        readable(&root, &format!("{port}/state"), "4: ACTIVE");
+        readable(&root, &format!("{port}/link_layer"), "InfiniBand");
+        readable(&root, &format!("{port}/rate"), "400 Gb/sec (4X NDR)");
     }
     root
-}
-
-/// A file that the cluster's user can read.
-fn write(root: &Path, path: &str, text: &str) {
-    let path = root.join(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(&path, format!("{text}\n")).unwrap();
-    for folder in path.ancestors().skip(1).take_while(|folder| folder.starts_with(root)) {
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
 }
 
 fn up(name: &str, arguments: &str) -> Option<Sandbox> {
@@ -66,7 +54,7 @@ fn assert_parts(line: &str, parts: &[&str]) {
 #[test]
 fn what_a_node_does_not_have_is_said_before_the_program_starts() {
     let root = recorded("devices");
-    write(&root, "etc/nccl.conf", "# of this cluster\nNCCL_DEBUG=VERSION\nNCCL_IB_TC=41");
+    readable(&root, "etc/nccl.conf", "# of this cluster\nNCCL_DEBUG=VERSION\nNCCL_IB_TC=41");
     let Some(sandbox) = up("devices", &format!("root={}", root.display())) else { return };
 
     // https://github.com/NVIDIA/nccl/issues/1837: no program of the step runs.
@@ -162,7 +150,7 @@ fn the_user_s_own_file_of_nccl_is_found_in_the_home_directory() {
 #[test]
 fn a_described_step_is_judged_by_the_recorded_node_only() {
     let root = recorded("explain");
-    write(&root, "home/u/.nccl.conf", "NCCL_DEBUG=INFO");
+    readable(&root, "home/u/.nccl.conf", "NCCL_DEBUG=INFO");
     let explain = |more: &[&str]| {
         let mut command = std::process::Command::new(common::program("palingenesis"));
         command.env_clear().envs([("NCCL_SOCKET_IFNAME", "eth77"), ("HOME", "/home/u")]);

@@ -7,10 +7,9 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use common::{Sandbox, library, open_folder};
+use common::{Sandbox, library, open_folder, readable};
 
 /// A node with lo, eth0, eth1 and an InfiniBand port.
 fn recorded() -> PathBuf {
@@ -18,27 +17,16 @@ fn recorded() -> PathBuf {
     let _ = fs::remove_dir_all(&root);
     for (device, index) in [("lo", 1), ("eth1", 2), ("eth0", 3)] {
         let folder = format!("sys/class/net/{device}");
-        write(&root, &format!("{folder}/ifindex"), &index.to_string());
-        write(&root, &format!("{folder}/flags"), if device == "lo" { "0x9" } else { "0x1003" });
-        write(&root, &format!("{folder}/operstate"), if device == "lo" { "unknown" } else { "up" });
+        readable(&root, &format!("{folder}/ifindex"), &index.to_string());
+        readable(&root, &format!("{folder}/flags"), if device == "lo" { "0x9" } else { "0x1003" });
+        readable(&root, &format!("{folder}/operstate"), if device == "lo" { "unknown" } else { "up" });
     }
     let port = "sys/class/infiniband/mlx5_0/ports/1";
-    write(&root, &format!("{port}/state"), "4: ACTIVE");
-    write(&root, &format!("{port}/phys_state"), "5: LinkUp");
-    write(&root, &format!("{port}/link_layer"), "InfiniBand");
-    write(&root, &format!("{port}/rate"), "400 Gb/sec (4X NDR)");
+    readable(&root, &format!("{port}/state"), "4: ACTIVE");
+    readable(&root, &format!("{port}/phys_state"), "5: LinkUp");
+    readable(&root, &format!("{port}/link_layer"), "InfiniBand");
+    readable(&root, &format!("{port}/rate"), "400 Gb/sec (4X NDR)");
     root
-}
-
-/// A file that the cluster's user can read.
-fn write(root: &Path, path: &str, text: &str) {
-    let path = root.join(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(&path, format!("{text}\n")).unwrap();
-    for folder in path.ancestors().skip(1).take_while(|folder| folder.starts_with(root)) {
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
 }
 
 /// Adds up over gloo, and tells by which of the node's addresses.

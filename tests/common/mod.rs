@@ -347,3 +347,14 @@ fn script() -> Command {
     command.env("SLURM_SANDBOX_BIND", open_folder());
     command
 }
+
+/// A file that the cluster's user can read.
+pub fn readable(root: &Path, path: &str, text: &str) {
+    let path = root.join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, format!("{text}\n")).unwrap();
+    for folder in path.ancestors().skip(1).take_while(|folder| folder.starts_with(root)) {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+}

@@ -667,7 +667,11 @@ fn a_card_that_is_down_is_told_or_refused() {
     assert_eq!(told[0].message, "GPU 5: mlx5_9 is down, mlx5_6 is used on n1");
     assert_eq!(told[0].severity, Severity::Warning);
     let refusal = world(&machine, "n[1-2]").refusal("nic-down=fail");
-    assert!(refusal.contains("mlx5_9 is down") && refusal.contains("--palingenesis=nic-down=warn"), "{refusal}");
+    assert!(
+        refusal.contains("GPU 5: mlx5_9 is down, mlx5_6 would be used instead on n1")
+            && refusal.contains("--palingenesis=nic-down=warn"),
+        "{refusal}"
+    );
     assert!(world(&dgx_h100(), "n[1-2]").plan("nic-down=fail").is_ok());
     // A rank that sees its own GPU only speaks for the others of its node, too.
     let mut alone = world(&machine, "n[1-2]").export(&[("CUDA_VISIBLE_DEVICES", "0")]);

@@ -27,10 +27,11 @@ impl Choice<'_> {
                 continue;
             }
             let is = if dead.len() == 1 { "is" } else { "are" };
-            let instead = match of_gpu[gpu].as_slice() {
-                [] => "and no other is near".into(),
-                [one] => format!("{} is used", self.name(*one)),
-                several => format!("{} are used", self.names(several)),
+            let instead = match (of_gpu[gpu].as_slice(), self.view.settings.nic_down) {
+                ([], _) => "and no other is near".into(),
+                (others, NicDown::Fail) => format!("{} would be used instead", self.names(others)),
+                ([one], NicDown::Warn) => format!("{} is used", self.name(*one)),
+                (several, NicDown::Warn) => format!("{} are used", self.names(several)),
             };
             let what = if dead.iter().all(|nic| self.unaddressed.contains(nic)) {
                 "without an address that a peer knows"
