@@ -198,3 +198,17 @@ fn licence_expressions_are_understood() {
         assert!(!permissive(no), "{no}");
     }
 }
+
+/// The programs are built while tests run. Were the library built another way for
+/// them, its file would be replaced under the Slurm of tests that load it.
+#[test]
+fn the_programs_need_no_other_build_of_the_library_than_the_tests() {
+    let built = cargo(&["build", "--workspace", "--bins", "--message-format=json"]);
+    let messages = built.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let library = |message: &Value| {
+        message["reason"] == "compiler-artifact"
+            && message["target"]["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "cdylib"))
+    };
+    let fresh: Vec<bool> = messages.filter(library).map(|message| message["fresh"] == true).collect();
+    assert_eq!(fresh, [true]);
+}
