@@ -220,7 +220,7 @@ impl Said {
         Said {
             code: output.status.code().unwrap_or(-1),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
-            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+            err: without_waiting(&String::from_utf8_lossy(&output.stderr)),
             took,
         }
     }
@@ -236,6 +236,18 @@ impl Said {
         assert_eq!(self.code, 0, "stdout:\n{}\nstderr:\n{}", self.out, self.err);
         self
     }
+}
+
+/// Without srun's lines about a job that waits while an earlier one's nodes are
+/// completing, which depend on the machine's load only.
+fn without_waiting(err: &str) -> String {
+    let waits = |line: &str| {
+        line.strip_prefix("srun: job ").and_then(|rest| rest.split_once(' ')).is_some_and(|(job, what)| {
+            job.parse::<u32>().is_ok()
+                && ["queued and waiting for resources", "has been allocated resources"].contains(&what)
+        })
+    };
+    err.split_inclusive('\n').filter(|line| !waits(line.trim_end_matches('\n'))).collect()
 }
 
 /// A running cluster; torn down when dropped.
