@@ -179,6 +179,20 @@ pub(crate) mod tests {
 
     use super::*;
 
+    /// The first port of a ConnectX, active at 400 Gb/s.
+    pub(crate) fn rdma_port(device: &str, link: LinkLayer) -> RdmaPort {
+        RdmaPort {
+            device: device.into(),
+            port: 1,
+            link,
+            active: true,
+            link_up: true,
+            readable: true,
+            gbps: Some(400),
+            driver: Some("mlx5_core".into()),
+        }
+    }
+
     /// A directory of its own for a tree of files; removed when dropped.
     pub(crate) struct Tree(PathBuf);
 

@@ -122,18 +122,10 @@ fn fast<'a>(devices: &'a [NetDevice], asked: Option<&str>) -> Option<&'a NetDevi
 mod tests {
     use super::*;
     use crate::facts::netdevs::NetKind;
+    use crate::facts::rdma::tests::rdma_port;
 
     fn port(device: &str, link: LinkLayer, active: bool, driver: &str) -> RdmaPort {
-        RdmaPort {
-            device: device.into(),
-            port: 1,
-            link,
-            active,
-            link_up: active,
-            readable: true,
-            gbps: Some(400),
-            driver: Some(driver.into()),
-        }
+        RdmaPort { active, link_up: active, driver: Some(driver.into()), ..rdma_port(device, link) }
     }
 
     #[test]

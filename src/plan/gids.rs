@@ -78,6 +78,7 @@ pub(super) fn offer(offers: &mut Offers, facts: &Facts, settings: &Settings, mar
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::rdma::tests::rdma_port;
     use crate::plan::tests::World;
     use crate::plan::{Plan, Refusal};
 
@@ -85,16 +86,7 @@ mod tests {
 
     fn world(rows: &[(&str, u32, &str)]) -> World {
         let mut world = World::new("n[1-2]", "1(x2)", 0);
-        let port = |device: &str| RdmaPort {
-            device: device.into(),
-            port: 1,
-            link: LinkLayer::Ethernet,
-            active: true,
-            link_up: true,
-            readable: true,
-            gbps: Some(200),
-            driver: Some("mlx5_core".into()),
-        };
+        let port = |device: &str| RdmaPort { gbps: Some(200), ..rdma_port(device, LinkLayer::Ethernet) };
         world.node.rdma = Some(vec![port("devA"), port("devB")]);
         let row = |(device, index, address): &(&str, u32, &str)| GidRow {
             device: (*device).into(),

@@ -222,8 +222,9 @@ fn has_family(facts: &Facts, name: &str, family: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::Topology;
     use crate::facts::rdma::LinkLayer;
-    use crate::facts::{RdmaPort, Topology};
+    use crate::facts::rdma::tests::rdma_port;
     use crate::plan::Plan;
     use crate::plan::tests::World;
 
@@ -232,16 +233,7 @@ mod tests {
     fn world(rank: u32, resolved: &[&str]) -> World {
         use NetKind::*;
         let mut world = World::new("n[1-2]", "1(x2)", rank).resolves(resolved);
-        let port = |link| RdmaPort {
-            device: "mlx5_0".into(),
-            port: 1,
-            link,
-            active: true,
-            link_up: true,
-            readable: true,
-            gbps: Some(400),
-            driver: Some("mlx5_core".into()),
-        };
+        let port = |link| rdma_port("mlx5_0", link);
         world.node.rdma = Some(vec![port(LinkLayer::InfiniBand)]);
         let device = |(name, up, kind): (&str, bool, NetKind)| NetDevice { name: name.into(), up, mbps: None, kind };
         let devices = [

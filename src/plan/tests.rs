@@ -722,19 +722,11 @@ fn jax_gets_a_port_of_its_step_and_no_proxy_in_its_way() {
 #[test]
 fn fabrics_and_what_follows_from_them() {
     use crate::facts::netdevs::{NetDevice, NetKind};
+    use crate::facts::rdma::tests::rdma_port;
     use crate::facts::{RdmaPort, rdma::LinkLayer};
     let world = |link: Option<LinkLayer>, driver: &str| {
         let mut world = World::new("n[1-2]", "8(x2)", 0);
-        let port = |link| RdmaPort {
-            device: "mlx5_0".into(),
-            port: 1,
-            link,
-            active: true,
-            link_up: true,
-            readable: true,
-            gbps: Some(400),
-            driver: Some(driver.into()),
-        };
+        let port = |link| RdmaPort { driver: Some(driver.into()), ..rdma_port("mlx5_0", link) };
         world.node.rdma = Some(link.map(port).into_iter().collect());
         world.node.netdevs =
             Some(vec![NetDevice { name: "eth0".into(), up: true, mbps: Some(200_000), kind: NetKind::Hardware }]);

@@ -4,6 +4,7 @@ use crate::config::nics::NicRules;
 use crate::config::{Settings, Source};
 use crate::facts::pci::{PciAddress, Place};
 use crate::facts::rdma::LinkLayer;
+use crate::facts::rdma::tests::rdma_port;
 use crate::facts::topology::{Gpu, GpuVendor, Netdev, Nic, NicKind, NumaNode};
 use crate::facts::{CpuSet, NodeFacts, RdmaPort, Topology};
 
@@ -66,16 +67,7 @@ impl Machine {
             place: Some(place),
             netdevs: vec![Netdev { name: format!("net-{name}"), master: None, up: true }],
         });
-        self.ports.push(RdmaPort {
-            device: name.into(),
-            port: 1,
-            link: LinkLayer::InfiniBand,
-            active: true,
-            link_up: true,
-            readable: true,
-            gbps: Some(400),
-            driver: Some("mlx5_core".into()),
-        });
+        self.ports.push(rdma_port(name, LinkLayer::InfiniBand));
         self
     }
 

@@ -163,6 +163,7 @@ fn shown(interface: &Interface) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::rdma::tests::rdma_port;
     use crate::plan::tests::World;
 
     const NEAR: Distance = Distance::Switch { shared: -2, hops: 1 };
@@ -176,16 +177,7 @@ mod tests {
     fn verdicts(ports: &[Port], rank0: &[&str]) -> Vec<Option<String>> {
         let all: Vec<RdmaPort> = ports
             .iter()
-            .map(|(device, ..)| RdmaPort {
-                device: (*device).into(),
-                port: 1,
-                link: LinkLayer::Ethernet,
-                active: true,
-                link_up: true,
-                readable: true,
-                gbps: Some(200),
-                driver: Some("mlx5_core".into()),
-            })
+            .map(|(device, ..)| RdmaPort { gbps: Some(200), ..rdma_port(device, LinkLayer::Ethernet) })
             .collect();
         let mut gids = Vec::new();
         let mut interfaces = Vec::new();

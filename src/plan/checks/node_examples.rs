@@ -4,6 +4,7 @@
 use super::{From, Phase, Subject, Value, look};
 use crate::config::{Settings, Source};
 use crate::facts::netdevs::NetKind;
+use crate::facts::rdma::tests::rdma_port as port;
 use crate::facts::rdma::{GidRow, LinkLayer};
 use crate::facts::{NetDevice, NodeFacts, RdmaPort, Step, TaskFacts};
 use crate::plan::binding::visible::tests::gpus;
@@ -93,19 +94,6 @@ impl World {
 
 fn devices(names: &[&str]) -> Vec<NetDevice> {
     names.iter().map(|name| NetDevice { name: (*name).into(), up: true, mbps: None, kind: NetKind::Hardware }).collect()
-}
-
-fn port(device: &str, link: LinkLayer) -> RdmaPort {
-    RdmaPort {
-        device: device.into(),
-        port: 1,
-        link,
-        active: true,
-        link_up: true,
-        readable: true,
-        gbps: Some(400),
-        driver: Some("mlx5_core".into()),
-    }
 }
 
 const TWO: &str = "n[1-2]";

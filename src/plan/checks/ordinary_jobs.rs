@@ -3,6 +3,7 @@
 
 use crate::facts::netdevs::NetKind;
 use crate::facts::rdma::LinkLayer;
+use crate::facts::rdma::tests::rdma_port;
 use crate::facts::task::{Container, MemoryFacts, Peer, Peers};
 use crate::facts::{CpuSet, NetDevice, NodeFacts, RdmaPort, TaskFacts};
 use crate::plan::Plan;
@@ -79,16 +80,8 @@ fn node(machine: Machine) -> NodeFacts {
         Machine::Roce => ("mlx5_", LinkLayer::Ethernet, "mlx5_core"),
         Machine::NoGpus => return NodeFacts { rdma: Some(Vec::new()), ..NodeFacts::default() },
     };
-    let ports = (0..8).map(|number| RdmaPort {
-        device: format!("{name}{number}"),
-        port: 1,
-        link,
-        active: true,
-        link_up: true,
-        readable: true,
-        gbps: Some(400),
-        driver: Some(driver.into()),
-    });
+    let ports =
+        (0..8).map(|number| RdmaPort { driver: Some(driver.into()), ..rdma_port(&format!("{name}{number}"), link) });
     let device = |name: &str| NetDevice { name: name.into(), up: true, mbps: None, kind: NetKind::Hardware };
     NodeFacts {
         gpu_models: vec!["NVIDIA H100 80GB HBM3".into(); 8],

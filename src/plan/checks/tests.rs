@@ -1,6 +1,8 @@
 //! Every check has values it finds and values it does not; the settings decide
 //! what becomes of a finding.
 
+use crate::facts::rdma::LinkLayer;
+use crate::facts::rdma::tests::rdma_port;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::examples::{Example, caches_examples, env, nccl, nccl_examples, plan_examples, torch, torch_examples};
@@ -184,17 +186,8 @@ fn nothing_is_found_in_the_examples_of_the_site_file() {
     assert!(examples.len() >= 4, "{examples:?}");
     for from in [From::User, From::Site("palingenesis.toml:1".into())] {
         let mut scene = env(&[]).from(from, &examples.iter().map(String::as_str).collect::<Vec<_>>());
-        let port = |device: String| crate::facts::RdmaPort {
-            device,
-            port: 1,
-            link: crate::facts::rdma::LinkLayer::Ethernet,
-            active: true,
-            link_up: true,
-            readable: true,
-            gbps: Some(400),
-            driver: Some("mlx5_core".into()),
-        };
-        scene.node.rdma = Some((0..4).map(|number| port(format!("mlx5_{number}"))).collect());
+        let port = |number| rdma_port(&format!("mlx5_{number}"), LinkLayer::Ethernet);
+        scene.node.rdma = Some((0..4).map(port).collect());
         assert_eq!(scene.look(), [], "{examples:?}");
     }
 }
