@@ -8,6 +8,8 @@ use serde_json::Value;
 
 /// Linked into the plugin.
 const LINKED: &[&str] = &[
+    // HMAC-SHA256, one file without dependencies.
+    "hmac-sha256",
     "itoa",
     "libc",
     "memchr",

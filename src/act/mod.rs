@@ -4,4 +4,6 @@
 pub mod binding;
 pub mod directories;
 pub mod environment;
+pub mod key;
 pub mod launch;
+pub mod preflight;

@@ -11,8 +11,9 @@ mod spec;
 pub use nearest::nearest;
 pub use plugstack::{Plugstack, PlugstackError};
 pub use spec::{
-    Bind, CheckLevel, Fabric, Gid, Isolate, KEYS, Key, Launch, LogLevel, Memory, NicDown, PortRange, Profile,
-    Rendezvous, Settings, Source, SpecError, Switch, WORDS, check_directory, help, key_named, printable, profiles_in,
+    APART, Bind, CheckLevel, Fabric, Gid, Isolate, KEYS, Key, Launch, LogLevel, Memory, NicDown, PortRange, Preflight,
+    Profile, Rendezvous, Settings, Source, SpecError, Switch, WORDS, WarmPer, check_directory, help, key_named,
+    printable, profiles_in,
 };
 pub(crate) use spec::{check_host, parse_port};
 
@@ -40,8 +41,8 @@ pub struct Given<'a> {
     /// The argument of `--palingenesis`, if the option was given (last one wins,
     /// an srun's own beats what sbatch handed down).
     pub option: Option<&'a str>,
-    /// The argument of `--palingenesis-cache`, if that was.
-    pub cache: Option<&'a str>,
+    /// The arguments of the options of [`APART`], in that order.
+    pub apart: [Option<&'a str>; APART.len()],
     /// Names of the profiles that the site file defines.
     pub site_profiles: &'a [String],
 }
@@ -57,7 +58,7 @@ impl<'a> Given<'a> {
 ///
 /// `PALINGENESIS=SPEC` counts as the flag when the option is absent.
 /// `PALINGENESIS_OPT_<KEY>` supplies a value for a key that neither names.
-/// `--palingenesis-cache` alone is no flag.
+/// One of [`APART`]'s options alone is no flag.
 ///
 /// # Errors
 /// The first thing that is not understood, naming where it stands.
@@ -69,8 +70,10 @@ pub fn resolve(given: Given, environment: &Environment) -> Result<Option<Setting
         (None, Some(spec)) => Settings::parse_with(spec, Source::Variable(FLAG_VARIABLE.into()), given.site_profiles)?,
         (None, None) => return Ok(None),
     };
-    if let Some(directory) = given.cache.filter(|_| !settings.off && !settings.help) {
-        settings.take_cache(directory)?;
+    if !settings.off && !settings.help {
+        for (key, text) in APART.iter().zip(given.apart) {
+            text.map_or(Ok(()), |text| settings.take_apart(key, text))?;
+        }
     }
     if !settings.off && !settings.help {
         for (name, value) in environment.iter() {
@@ -88,8 +91,12 @@ pub fn resolve(given: Given, environment: &Environment) -> Result<Option<Setting
 /// the job takes it over (`src/common/spank.c`; measured with 22.05, 24.11 and 26.05).
 const HANDED_DOWN: &str = "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis";
 
-/// The same for `--palingenesis-cache`.
-pub const CACHE_HANDED_DOWN: &str = "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis_cache";
+/// The same for the options of [`APART`].
+pub const APART_HANDED_DOWN: [&str; APART.len()] = [
+    "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis_cache",
+    "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis_output",
+    "SLURM_SPANK__SLURM_SPANK_OPTION_palingenesis_palingenesis_warm",
+];
 
 /// Marks the values a step was given, and begins with the step's "JOB.STEP"; see
 /// `plan/marks.rs`.
@@ -125,9 +132,9 @@ pub fn resolve_flagged(
     // Its profile was one of the site file when the step started.
     let of_step = of_this_step(environment).filter(|_| spec.is_none()).map(profiles_in).unwrap_or_default();
     let site_profiles = &[site_profiles, &of_step].concat();
-    // The settings of this step hold the cache's root already.
-    let cache = environment.get(CACHE_HANDED_DOWN).filter(|_| of_this_step(environment).is_none());
-    let given = Given { option, cache, site_profiles };
+    // The settings of this step hold them already.
+    let apart = APART_HANDED_DOWN.map(|name| environment.get(name).filter(|_| of_this_step(environment).is_none()));
+    let given = Given { option, apart, site_profiles };
     match resolve(given, environment)? {
         Some(settings) => Ok(settings),
         None => Ok(resolve(Given { option: Some(""), ..given }, environment)?.unwrap_or_default()),
@@ -227,7 +234,7 @@ mod tests {
     fn what_is_given_in_several_places_must_fit_into_one_spec() {
         // Each blank is three characters in SPEC.
         let directory = format!("/{}", "a ".repeat(500));
-        let one = Given { option: Some("debug"), cache: Some(&directory), ..Given::default() };
+        let one = Given { option: Some("debug"), apart: [Some(&directory), None, None], ..Given::default() };
         let settings = resolve(one, &env(&[])).unwrap().unwrap();
         let again = Settings::parse(&settings.to_string(), Source::Option).unwrap();
         assert_eq!(again.cache.as_deref(), Some(directory.as_str()));

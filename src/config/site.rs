@@ -248,7 +248,8 @@ impl Site {
         let on = |word| words.get(word).copied().unwrap_or(false);
         let settings = &mut view.settings;
         (settings.show, settings.debug, settings.deterministic) = (on("show"), on("debug"), on("deterministic"));
-        for directory in [&mut settings.cache, &mut settings.local].into_iter().flatten() {
+        let directories = [&mut settings.cache, &mut settings.local, &mut settings.output, &mut settings.rundir];
+        for directory in directories.into_iter().flatten() {
             *directory = directory.replace("{user}", &user.part()).replace("{uid}", &user.uid.to_string());
         }
         let unknown = |list: &'_ [Selected], known: bool| if known { Vec::new() } else { list.to_vec() };

@@ -105,6 +105,33 @@ pub const KEYS: &[Key] = &[
         value: "off|auto",
         meaning: "auto: NCCL_IB_GID_INDEX is a RoCE v2 row that all chosen ports have; for NCCL before 2.21 and UCX",
     },
+    Key {
+        name: "preflight",
+        value: "on|off|warn",
+        meaning: "before the ranks start, the nodes meet at the port the training will use and compare what must be equal (default on, for more than one node); warn: what is found stops nothing",
+    },
+    Key {
+        name: "timeout",
+        value: "SECONDS",
+        meaning: "how long the pre-flight waits for a node (default 600, with a container 1800)",
+    },
+    Key {
+        name: "output",
+        value: "DIR",
+        meaning: "where the training writes its checkpoints: every node must see the same directory, able to be written and not full (also --palingenesis-output=DIR)",
+    },
+    Key {
+        name: "warm",
+        value: "CMD",
+        meaning: "command line run once before the ranks start, while all of them wait, such as uv sync (better --palingenesis-warm=CMD: commas and blanks are %2C and %20 here)",
+    },
+    Key { name: "warm-per", value: "step|node", meaning: "whether that runs on rank 0's node (default) or on each" },
+    Key { name: "warm-timeout", value: "SECONDS", meaning: "how long it may take (default 3600)" },
+    Key {
+        name: "rundir",
+        value: "DIR",
+        meaning: "where what is known of ranks that failed is kept, for palingenesis report JOBID",
+    },
     Key { name: "nic-down", value: "warn|fail", meaning: "what becomes of a rank whose nearest network card is down" },
     Key {
         name: "checks",
@@ -287,6 +314,35 @@ choice! {
     Fail = "fail",
 }
 
+choice! {
+    /// Whether the nodes meet before the ranks start.
+    Preflight:
+    /// They do, and what is wrong ends the step.
+    #[default]
+    On = "on",
+    /// They do not.
+    Off = "off",
+    /// They do, and what is wrong is told.
+    Warn = "warn",
+}
+
+choice! {
+    /// Where the warm-up runs.
+    WarmPer:
+    /// On rank 0's node.
+    #[default]
+    Step = "step",
+    /// On each node.
+    Node = "node",
+}
+
+/// Keys with an option of their own, `--palingenesis-KEY=TEXT`, since commas and blanks
+/// are natural in their values.
+pub const APART: [&str; 3] = ["cache", "output", "warm"];
+
+/// A day: longer waits are a slip.
+const LONGEST_WAIT: u32 = 86400;
+
 /// A comma begins the next key.
 const JOINED: &str = "its parts are joined by +";
 
@@ -379,8 +435,8 @@ pub enum Source {
     /// `--palingenesis`, on a command line, in an #SBATCH line or handed down
     /// by sbatch or salloc.
     Option,
-    /// `--palingenesis-cache`, likewise.
-    CacheOption,
+    /// `--palingenesis-KEY` of one of [`APART`], likewise.
+    Apart(&'static str),
     /// An environment variable of srun.
     Variable(String),
     /// The site file; its name, with the line where it is known.
@@ -391,7 +447,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Source::Option => f.write_str("--palingenesis"),
-            Source::CacheOption => f.write_str("--palingenesis-cache"),
+            Source::Apart(key) => write!(f, "--palingenesis-{key}"),
             Source::Variable(name) | Source::Site(name) => f.write_str(name),
         }
     }
@@ -448,6 +504,20 @@ pub struct Settings {
     pub gid: Gid,
     /// What becomes of a rank whose nearest network card is down.
     pub nic_down: NicDown,
+    /// Whether the nodes meet before the ranks start.
+    pub preflight: Preflight,
+    /// How long they wait for each other, in seconds.
+    pub timeout: Option<u32>,
+    /// Where the training writes its checkpoints; absolute.
+    pub output: Option<String>,
+    /// The warm-up's command line.
+    pub warm: Option<String>,
+    /// Where it runs.
+    pub warm_per: WarmPer,
+    /// How long it may take, in seconds.
+    pub warm_timeout: Option<u32>,
+    /// Where records of failed ranks are kept; absolute.
+    pub rundir: Option<String>,
     /// What becomes of findings.
     pub checks: CheckLevel,
     /// Exceptions by check.
@@ -673,18 +743,35 @@ impl Settings {
             "suffix" => self.suffix = text(64, ".-")?,
             // IFNAMSIZ of linux/if.h: 15 characters and a NUL.
             "iface" => self.iface = text(15, ".-_@")?,
-            "cache" | "local" => {
-                let directory = unescape(value)
-                    .and_then(|path| check_directory(&path).map(|()| path))
-                    .map_err(|why| bad(key, value, &why, source))?;
-                if key.name == "cache" {
-                    self.cache = Some(directory);
-                } else {
-                    self.local = Some(directory);
-                }
+            "preflight" => self.preflight = chosen(key, value, Preflight::ALL, source)?,
+            "warm-per" => self.warm_per = chosen(key, value, WarmPer::ALL, source)?,
+            "timeout" | "warm-timeout" => {
+                let seconds = value.parse().ok().filter(|seconds| (1..=LONGEST_WAIT).contains(seconds));
+                let seconds = seconds.ok_or_else(|| bad(key, value, "it is no number from 1 to 86400", source))?;
+                *(if key.name == "timeout" { &mut self.timeout } else { &mut self.warm_timeout }) = Some(seconds);
+            }
+            "cache" | "local" | "output" | "rundir" | "warm" => {
+                let text = unescape(value).map_err(|why| bad(key, value, &why, source))?;
+                self.take(key, text, source)?;
             }
             _ => {}
         }
+        self.given.add(key.name);
+        Ok(())
+    }
+
+    /// Takes a directory or the warm-up's command as a person writes it.
+    fn take(&mut self, key: &'static Key, text: String, source: &Source) -> Result<(), SpecError> {
+        let checked = if key.name == "warm" { check_command(&text) } else { check_directory(&text) };
+        checked.map_err(|why| bad(key, &text, &why, source))?;
+        let place = match key.name {
+            "cache" => &mut self.cache,
+            "output" => &mut self.output,
+            "rundir" => &mut self.rundir,
+            "warm" => &mut self.warm,
+            _ => &mut self.local,
+        };
+        *place = Some(text);
         self.given.add(key.name);
         Ok(())
     }
@@ -732,6 +819,13 @@ impl Settings {
             "iface" => self.iface.clone(),
             "cache" => self.cache.as_deref().map(escape),
             "local" => self.local.as_deref().map(escape),
+            "preflight" => Some(self.preflight.name().into()),
+            "timeout" => self.timeout.map(|seconds| seconds.to_string()),
+            "output" => self.output.as_deref().map(escape),
+            "warm" => self.warm.as_deref().map(escape),
+            "warm-per" => Some(self.warm_per.name().into()),
+            "warm-timeout" => self.warm_timeout.map(|seconds| seconds.to_string()),
+            "rundir" => self.rundir.as_deref().map(escape),
             _ => None,
         }
     }
@@ -742,6 +836,9 @@ impl Settings {
             let value = match key.name {
                 "cache" => self.cache.clone(),
                 "local" => self.local.clone(),
+                "output" => self.output.clone(),
+                "warm" => self.warm.clone(),
+                "rundir" => self.rundir.clone(),
                 name => self.get(name),
             };
             Some((key.name, value?))
@@ -793,15 +890,11 @@ impl Settings {
         self.set(&key, value.trim(), &Source::Variable(variable.into()), profiles)
     }
 
-    /// Takes the argument of `--palingenesis-cache`, which stands above `cache=`
-    /// as the more particular word.
-    pub(super) fn take_cache(&mut self, directory: &str) -> Result<(), SpecError> {
-        let source = Source::CacheOption;
-        let key = KEYS.iter().find(|key| key.name == "cache").unwrap_or(&KEYS[0]);
-        check_directory(directory).map_err(|why| bad(key, directory, &why, &source))?;
-        self.cache = Some(directory.into());
-        self.given.add("cache");
-        Ok(())
+    /// Takes the argument of `--palingenesis-KEY`, which stands above `KEY=` as the
+    /// more particular word.
+    pub(super) fn take_apart(&mut self, name: &'static str, text: &str) -> Result<(), SpecError> {
+        let key = KEYS.iter().find(|key| key.name == name).unwrap_or(&KEYS[0]);
+        self.take(key, text.into(), &Source::Apart(key.name))
     }
 
     /// Takes from the site file's settings what nobody else has given. A key that
@@ -840,6 +933,13 @@ impl Settings {
                 "iface" => self.iface = site.iface.clone(),
                 "cache" => self.cache = site.cache.clone(),
                 "local" => self.local = site.local.clone(),
+                "preflight" => self.preflight = site.preflight,
+                "timeout" => self.timeout = site.timeout,
+                "output" => self.output = site.output.clone(),
+                "warm" => self.warm = site.warm.clone(),
+                "warm-per" => self.warm_per = site.warm_per,
+                "warm-timeout" => self.warm_timeout = site.warm_timeout,
+                "rundir" => self.rundir = site.rundir.clone(),
                 _ => continue,
             }
             self.given.add(key.name);
@@ -863,7 +963,7 @@ impl Settings {
         if length <= SPEC_MAX {
             return Ok(());
         }
-        let together = "--palingenesis, with what --palingenesis-cache and PALINGENESIS_OPT_* add,";
+        let together = "--palingenesis, with what --palingenesis-cache, -output, -warm and PALINGENESIS_OPT_* add,";
         Err(SpecError::TooLong { length, source_: Source::Variable(together.into()) })
     }
 
@@ -978,6 +1078,17 @@ pub fn check_directory(path: &str) -> Result<(), String> {
         return Err("longer than 1024 bytes".into());
     }
     Ok(())
+}
+
+/// A command line for a shell.
+fn check_command(text: &str) -> Result<(), String> {
+    match text {
+        _ if text.trim().is_empty() => Err("it is empty".into()),
+        _ if text.len() > 1024 => Err("longer than 1024 bytes: put it into a script".into()),
+        _ if text.chars().any(char::is_control) => Err("there is a control character in it".into()),
+        _ if text.contains(char::REPLACEMENT_CHARACTER) => Err("it is not UTF-8".into()),
+        _ => Ok(()),
+    }
 }
 
 fn bad(key: &Key, value: &str, why: &str, source: &Source) -> SpecError {
@@ -1344,7 +1455,7 @@ mod tests {
     fn paths_survive_the_way_to_the_nodes() {
         for path in ["/shared/cache", "/a b", "/a,b", "/a%2C", "/a#b", "/%", "/ä/ö", "/a=b", "/a%41"] {
             let mut settings = parse("show").unwrap();
-            settings.take_cache(path).unwrap();
+            settings.take_apart("cache", path).unwrap();
             let again = parse(&settings.to_string()).unwrap();
             assert_eq!(again.cache.as_deref(), Some(path));
         }

@@ -17,6 +17,7 @@ pub mod marks;
 pub mod merge;
 pub mod netmatch;
 pub mod precedence;
+pub mod preflight;
 pub mod ranks;
 pub mod rendezvous;
 pub mod sockets;

@@ -13,8 +13,9 @@ use super::host::{self, CommandLineOption, Handle, Layout};
 use super::kept::{self, lock};
 use super::{Arguments, Failure};
 use crate::EXIT_REFUSED;
+use crate::act::key::Key;
 use crate::config::site::Site;
-use crate::config::{self, FLAG_VARIABLE, Given, Plugstack, Settings};
+use crate::config::{self, APART, FLAG_VARIABLE, Given, Plugstack, Settings};
 use crate::facts::network::{PATIENCE, Resolution, resolve};
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::UserBound;
@@ -53,9 +54,16 @@ pub const CPU_BIND: &std::ffi::CStr = c"SLURM_PALINGENESIS_CPU_BIND";
 /// The same of their memory.
 pub const MEM_BIND: &std::ffi::CStr = c"SLURM_PALINGENESIS_MEM_BIND";
 
+/// The launch's secret, in hexadecimal digits: by it the nodes, srun and the worker know
+/// each other.
+pub const NONCE: &std::ffi::CStr = c"SLURM_PALINGENESIS_NONCE";
+/// Where srun listens for the records of ranks that failed: ADDRESS:PORT, IPv6 in
+/// brackets.
+pub const EXITS: &std::ffi::CStr = c"SLURM_PALINGENESIS_EXITS";
+
 /// All of these; task_init takes them out of the task's environment.
-pub const HANDED_OVER: [&std::ffi::CStr; 12] =
-    [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, MULTI_PROG, CONTAINER, CPU_BIND, MEM_BIND, REFUSAL, TOLD];
+pub const HANDED_OVER: [&std::ffi::CStr; 14] =
+    [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, MULTI_PROG, CONTAINER, CPU_BIND, MEM_BIND, NONCE, EXITS, REFUSAL, TOLD];
 
 /// How many marks are handed over. Lines behind them rank 0 tells again.
 const MOST_TOLD: usize = 200;
@@ -80,27 +88,47 @@ pub static OPTION: CommandLineOption = CommandLineOption {
     callback: option_given,
 };
 
-/// `--palingenesis-cache=DIR`, apart because DIR may hold commas and blanks.
-pub static CACHE_OPTION: CommandLineOption = CommandLineOption {
-    name: c"palingenesis-cache",
-    argument: c"DIR",
-    usage: c"with --palingenesis: shared directory for the caches of Hugging Face, NeMo, PyTorch and uv",
-    callback: cache_given,
-};
+/// The options of [`config::APART`], apart because their values may hold commas and
+/// blanks.
+static APART_OPTIONS: [CommandLineOption; APART.len()] = [
+    CommandLineOption {
+        name: c"palingenesis-cache",
+        argument: c"DIR",
+        usage: c"with --palingenesis: shared directory for the caches of Hugging Face, NeMo, PyTorch and uv",
+        callback: apart_given::<0>,
+    },
+    CommandLineOption {
+        name: c"palingenesis-output",
+        argument: c"DIR",
+        usage:
+            c"with --palingenesis: where the training writes its checkpoints; checked on every node before the start",
+        callback: apart_given::<1>,
+    },
+    CommandLineOption {
+        name: c"palingenesis-warm",
+        argument: c"CMD",
+        usage: c"with --palingenesis: command line run once, while all ranks wait, before they start",
+        callback: apart_given::<2>,
+    },
+];
 
 /// Every option; each is registered in every context, or Slurm would complain
 /// of an unknown one where it is not.
-pub const OPTIONS: [&CommandLineOption; 2] = [&OPTION, &CACHE_OPTION];
+pub fn options() -> impl Iterator<Item = &'static CommandLineOption> {
+    std::iter::once(&OPTION).chain(&APART_OPTIONS)
+}
 
-/// The argument of `--palingenesis-cache`; the last use wins.
-static CACHE_GIVEN: Mutex<Option<String>> = Mutex::new(None);
+/// The arguments of [`APART_OPTIONS`]; the last use wins.
+static APART_GIVEN: Mutex<[Option<String>; APART.len()]> = Mutex::new([const { None }; APART.len()]);
 
 /// As [`option_given`].
-unsafe extern "C" fn cache_given(_: c_int, argument: *const c_char, remote: c_int) -> c_int {
+unsafe extern "C" fn apart_given<const OPTION: usize>(_: c_int, argument: *const c_char, remote: c_int) -> c_int {
     if remote == 0 {
         let _ = catch_unwind(|| {
             // SAFETY: Slurm passes null or a C string.
-            *lock(&CACHE_GIVEN) = unsafe { host::owned(argument) };
+            let text = unsafe { host::owned(argument) };
+            // Without an argument it is as one that is empty: refused by name.
+            lock(&APART_GIVEN)[OPTION] = Some(config::option_argument(text.as_deref()).to_string());
         });
     }
     0
@@ -200,9 +228,9 @@ fn forget_terminal() {
 /// The user's settings; `None` without the flag and with `off`.
 fn settings(environment: &Environment, site: Option<&Site>) -> Result<Option<Settings>, Failure> {
     let given = lock(&GIVEN).clone();
-    let cache = lock(&CACHE_GIVEN).clone();
+    let apart = lock(&APART_GIVEN).clone();
     let profiles = site.map(Site::profile_names).unwrap_or_default();
-    let given = Given { option: given.as_deref(), cache: cache.as_deref(), site_profiles: &profiles };
+    let given = Given { option: given.as_deref(), apart: texts(&apart), site_profiles: &profiles };
     let settings = config::resolve(given, environment).map_err(Failure::refused)?;
     if settings.as_ref().is_some_and(|settings| settings.help) {
         help();
@@ -233,7 +261,7 @@ fn merged(settings: &Settings, site: Option<&Site>, environment: &Environment) -
 
 /// In every context.
 pub fn register(handle: Handle) -> Result<(), Failure> {
-    for option in OPTIONS {
+    for option in options() {
         handle.register_option(option)?;
     }
     Ok(())
@@ -253,7 +281,7 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     // The flag may come with a later component only.
     CALLS.fetch_add(1, Ordering::Relaxed);
     if nothing_to_do() {
-        caches_alone();
+        options_alone();
         return Ok(());
     }
     let environment = Environment::of_process();
@@ -296,6 +324,10 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     if let Some(kept) = container::asked(&environment) {
         hand_over(CONTAINER, &kept.join(","));
     }
+    // Here, where it reaches every component of a het step.
+    if std::env::var_os("SLURM_PALINGENESIS_NONCE").is_none() {
+        hand_over(NONCE, &Key::new()?.to_hex());
+    }
     // The user's own: each node adds what its site file has.
     hand_over(SPEC, &given.to_string());
     *lock(&SETTINGS) = Some(settings);
@@ -312,12 +344,19 @@ fn hand_over_bound(command: &[String], environment: &Environment) {
     }
 }
 
-/// Of an srun with `--palingenesis-cache` and no flag, which is easily taken for
+/// Of an srun with one of [`APART`]'s options and no flag, which is easily taken for
 /// one. What sbatch or salloc handed down is for those sruns that have the flag.
-fn caches_alone() {
-    if lock(&CACHE_GIVEN).is_some() && std::env::var_os(config::CACHE_HANDED_DOWN).is_none() {
-        tell(&["palingenesis: warning: --palingenesis-cache alone does nothing; add --palingenesis\n".into()]);
-    }
+fn options_alone() {
+    let given = lock(&APART_GIVEN).clone();
+    let own = given.iter().zip(APART.iter().zip(config::APART_HANDED_DOWN));
+    let own = own.filter(|(given, (_, handed))| given.is_some() && std::env::var_os(handed).is_none());
+    let line = |key| format!("palingenesis: warning: --palingenesis-{key} alone does nothing; add --palingenesis\n");
+    tell(&own.map(|(_, (key, _))| line(key)).collect::<Vec<_>>());
+}
+
+/// As the settings take them.
+fn texts(apart: &[Option<String>; APART.len()]) -> [Option<&str>; APART.len()] {
+    std::array::from_fn(|index| apart[index].as_deref())
 }
 
 /// Whether the step has several het components, as far as `init_post_opt` knows.
@@ -413,8 +452,8 @@ fn foreseen(option: Option<&str>, site: Option<&Site>, environment: &Environment
         refuse(&line);
     }
     let profiles = site.map(Site::profile_names).unwrap_or_default();
-    let cache = lock(&CACHE_GIVEN).clone();
-    let given = Given { option, cache: cache.as_deref(), site_profiles: &profiles };
+    let apart = lock(&APART_GIVEN).clone();
+    let given = Given { option, apart: texts(&apart), site_profiles: &profiles };
     match config::resolve(given, environment) {
         Ok(settings) => Ok(settings.filter(|settings| !settings.off && !settings.help)),
         Err(_) if option.is_some() => Ok(of_option),
@@ -506,7 +545,7 @@ fn most_on_a_node(handle: Handle, layout: Option<&Layout>) -> Option<u32> {
 /// srun, sbatch, salloc: the end. Slurm unloads us; what we hold would be lost.
 pub fn exit() {
     *lock(&GIVEN) = None;
-    *lock(&CACHE_GIVEN) = None;
+    *lock(&APART_GIVEN) = [const { None }; APART.len()];
     *lock(&SETTINGS) = None;
     *lock(&TOLD_LINES) = Vec::new();
 }

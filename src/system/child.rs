@@ -2,7 +2,7 @@
 //! when time is up. Must not be given anything that needs a second thread.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -48,6 +48,8 @@ pub struct Asked {
     reader: OwnedFd,
     start: Instant,
     answered: bool,
+    /// What was read of the answer so far.
+    heard: Vec<u8>,
 }
 
 /// How long an answer that was ready while another child was heard may take to read:
@@ -60,6 +62,14 @@ const READING: Duration = Duration::from_secs(1);
 /// # Errors
 /// When it cannot be started.
 pub fn ask(question: impl FnOnce() -> Vec<u8>) -> Result<Asked, ChildError> {
+    ask_with(&[], question)
+}
+
+/// The same for a question that needs these descriptors of ours, sockets for one.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn ask_with(kept: &[RawFd], question: impl FnOnce() -> Vec<u8>) -> Result<Asked, ChildError> {
     let start = Instant::now();
     let (reader, writer) = pipe()?;
     // SAFETY: getpid takes nothing and cannot fail.
@@ -72,9 +82,9 @@ pub fn ask(question: impl FnOnce() -> Vec<u8>) -> Result<Asked, ChildError> {
     }
     if pid == 0 {
         die_with(parent);
-        answer(writer.as_raw_fd(), question);
+        answer(writer.as_raw_fd(), kept, question);
     }
-    Ok(Asked { pid, reader, start, answered: false })
+    Ok(Asked { pid, reader, start, answered: false, heard: Vec::new() })
 }
 
 impl Asked {
@@ -84,7 +94,27 @@ impl Asked {
     /// When there is none in time.
     pub fn answer(mut self, deadline: Duration) -> Result<Vec<u8>, ChildError> {
         let end = (self.start + deadline).max(Instant::now() + READING);
-        let answer = read_until(&self.reader, end).and_then(whole);
+        self.hear(end, deadline)
+    }
+
+    /// The answer, if it is there; looks without waiting. Nothing more is to be asked of
+    /// a child that has given one, or an error.
+    pub fn look(&mut self, deadline: Duration) -> Option<Result<Vec<u8>, ChildError>> {
+        let late = self.start.elapsed() >= deadline;
+        match self.hear(Instant::now(), deadline) {
+            Err(ChildError::Deadline(_)) if !late => None,
+            heard => Some(heard),
+        }
+    }
+
+    /// Readable, or hung up, when there is something to hear.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.reader.as_fd()
+    }
+
+    fn hear(&mut self, end: Instant, deadline: Duration) -> Result<Vec<u8>, ChildError> {
+        let answer = read_until(&self.reader, &mut self.heard, end);
+        let answer = answer.and_then(|()| whole(std::mem::take(&mut self.heard)));
         self.answered = answer.is_ok();
         answer.map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => ChildError::Deadline(deadline),
@@ -128,16 +158,19 @@ fn whole(mut answer: Vec<u8>) -> io::Result<Vec<u8>> {
 /// A child that no signal ends, because its file system does not answer, is left
 /// behind; it must not keep the pipes open that others read to their end, the
 /// task's output first of all.
-fn close_all_but(kept: RawFd) {
-    let kept = libc::c_uint::try_from(kept).unwrap_or(0);
-    for (first, last) in [(kept + 1, libc::c_uint::MAX), (0, kept.saturating_sub(1))] {
-        if first <= last && !(kept == 0 && first == 0) {
+fn close_all_but(kept: &[RawFd]) {
+    let mut kept: Vec<libc::c_uint> = kept.iter().filter_map(|kept| (*kept).try_into().ok()).collect();
+    kept.sort_unstable();
+    let mut first = 0;
+    for last in kept.iter().map(|kept| kept.checked_sub(1)).chain([Some(libc::c_uint::MAX)]) {
+        if let Some(last) = last.filter(|last| first <= *last) {
             // SAFETY: closes numbers; nothing in this process uses them any more.
             unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
         }
+        first = last.map_or(1, |last| last.saturating_add(2));
     }
     // Before Linux 5.9 there is no close_range.
-    for number in (0..=2).filter(|number| *number != kept) {
+    for number in (0..=2).filter(|number| !kept.contains(number)) {
         // SAFETY: as above; a C string, and a number nobody uses.
         unsafe {
             libc::close(number as libc::c_int);
@@ -147,8 +180,8 @@ fn close_all_but(kept: RawFd) {
 }
 
 /// The child's whole life.
-fn answer(writer: RawFd, question: impl FnOnce() -> Vec<u8>) -> ! {
-    close_all_but(writer);
+fn answer(writer: RawFd, kept: &[RawFd], question: impl FnOnce() -> Vec<u8>) -> ! {
+    close_all_but(&[kept, &[writer]].concat());
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(question));
     let mut code = 1;
     if let Ok(mut bytes) = outcome {
@@ -171,8 +204,8 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 
-fn read_until(reader: &OwnedFd, end: Instant) -> io::Result<Vec<u8>> {
-    let mut answer = Vec::new();
+/// Adds to `answer` until its end.
+fn read_until(reader: &OwnedFd, answer: &mut Vec<u8>, end: Instant) -> io::Result<()> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
         // Rounded up, so that the last poll does not spin.
@@ -194,7 +227,7 @@ fn read_until(reader: &OwnedFd, end: Instant) -> io::Result<Vec<u8>> {
         // SAFETY: the buffer is ours and as long as we say.
         let read = unsafe { libc::read(reader.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
         match usize::try_from(read) {
-            Ok(0) => return Ok(answer),
+            Ok(0) => return Ok(()),
             Ok(read) => answer.extend_from_slice(&buffer[..read]),
             Err(_) => {
                 let error = io::Error::last_os_error();
@@ -276,6 +309,39 @@ mod tests {
         // SAFETY: signal 0 only asks whether the process is there.
         assert_eq!(unsafe { libc::kill(pid, 0) }, -1);
         assert!(start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn an_answer_is_looked_for_without_waiting() {
+        let (gone, held) = pipe().unwrap();
+        let mut asked = ask_with(&[gone.as_raw_fd()], || {
+            // Until the parent says so.
+            let mut byte = [0u8; 1];
+            // SAFETY: the buffer is as long as we say.
+            unsafe { libc::read(gone.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
+            vec![b'x'; 200_000]
+        })
+        .unwrap();
+        let long = Duration::from_secs(20);
+        assert!(asked.look(long).is_none());
+        // SAFETY: a live slice.
+        unsafe { libc::write(held.as_raw_fd(), b"!".as_ptr().cast(), 1) };
+        let end = Instant::now() + long;
+        let answer = loop {
+            if let Some(answer) = asked.look(long) {
+                break answer;
+            }
+            assert!(Instant::now() < end);
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        assert_eq!(answer.unwrap().len(), 200_000);
+        let mut silent = ask(|| {
+            loop {
+                std::thread::sleep(Duration::from_secs(60));
+            }
+        })
+        .unwrap();
+        assert!(matches!(silent.look(Duration::ZERO), Some(Err(ChildError::Deadline(_)))));
     }
 
     #[test]

@@ -244,12 +244,6 @@ pub fn user() -> u32 {
 /// # Errors
 /// What getrandom says.
 pub fn unforeseen_name() -> io::Result<String> {
-    let mut bytes = [0u8; 12];
-    // SAFETY: the buffer is as long as we say.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if usize::try_from(got) != Ok(bytes.len()) {
-        return Err(io::Error::last_os_error());
-    }
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = super::random::bytes::<12>()?.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(format!(".palingenesis-{hex}"))
 }

@@ -11,6 +11,7 @@ pub mod limits;
 pub mod log;
 pub mod mempolicy;
 pub mod output;
+pub mod random;
 pub mod resolver;
 pub mod shared;
 pub mod user;

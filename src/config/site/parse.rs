@@ -276,8 +276,10 @@ impl Parser<'_> {
             DeValue::Integer(number) if key.name == "port" && number.radix() == 10 => number.as_str(),
             _ => self.string(entry, &expected)?,
         };
-        let value = if matches!(key.name, "cache" | "local") {
-            self.placeholders(entry, value)?;
+        let value = if matches!(key.name, "cache" | "local" | "output" | "warm" | "rundir") {
+            if key.name != "warm" {
+                self.placeholders(entry, value)?;
+            }
             // As SPEC has it.
             escape(value)
         } else {

@@ -311,7 +311,7 @@ fn the_file_in_etc_names_everything_and_its_examples_are_right() {
         .map(|line| line.trim_start_matches('#'))
         .collect();
     // Settings with two # exclude others: each by itself.
-    let alone = ["port = 29400", "iface = \"ib0\"", "master = \"node1\""];
+    let alone = ["port = 29400", "iface = \"ib0\"", "master = \"node1\"", "warm = \"uv sync\""];
     let without: Vec<&str> = uncommented.iter().copied().filter(|line| !alone.contains(line)).collect();
     let site = parse(&without.join("\n"));
     assert!(site.warnings().is_empty(), "{:?}", site.warnings());

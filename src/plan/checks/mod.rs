@@ -37,6 +37,8 @@ pub enum Phase {
     Launch,
     /// On the node, in the task.
     Node,
+    /// On rank 0's node, of what all nodes bring to the pre-flight.
+    Between,
 }
 
 impl Phase {
@@ -46,6 +48,7 @@ impl Phase {
             Phase::Environment => "in srun before the step starts, and on the node; sbatch and salloc only warn",
             Phase::Launch => "in srun when the step is laid out, and on the node",
             Phase::Node => "on the node, before the rank starts",
+            Phase::Between => "between the nodes, before the ranks start",
         }
     }
 }
@@ -140,7 +143,7 @@ const ELSEWHERE: &[Rule] = &[
 ];
 
 /// A check that looks where the plan is made.
-const fn elsewhere(id: &'static str, phase: Phase, severity: Severity, looks_for: &'static str) -> Rule {
+pub(super) const fn elsewhere(id: &'static str, phase: Phase, severity: Severity, looks_for: &'static str) -> Rule {
     Rule::new(id, phase, severity, looks_for, |_, _| {})
 }
 
@@ -162,7 +165,7 @@ pub fn ids() -> impl Iterator<Item = &'static str> {
 }
 
 fn all() -> impl Iterator<Item = &'static Rule> {
-    rules().chain(ELSEWHERE)
+    rules().chain(ELSEWHERE).chain(super::preflight::rules())
 }
 
 /// What is known of the check with that id, as text that ends in a newline.
