@@ -7,6 +7,8 @@
 //! and what the answers come to is the [`Leader`]'s: see `rounds`. No thread, no
 //! wait without a deadline.
 
+pub mod shared;
+
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
