@@ -90,6 +90,28 @@ fn hosts_store(step: &Step, endpoint: Option<&str>, master: &str) -> Option<bool
     nodes.iter().any(|node| node == host).then(|| host == step.node)
 }
 
+/// HOST:PORT at which the launchers meet by the user's own flags or variables; `None`
+/// where they take ours.
+pub(super) fn own_endpoint(facts: &Facts, plan: &StepPlan, marks: &Marks) -> Option<String> {
+    let launcher = launcher::find(facts.command);
+    let launcher = launcher.as_ref();
+    let users = |name: &str| precedence::given(facts, marks, name).map(|(value, _)| value);
+    let given = |flag: &str, variable: &str| {
+        launcher.and_then(|launcher| launcher.value(flag)).map(String::from).or_else(|| users(variable))
+    };
+    // What a shell puts in is ours.
+    let own = |text: &String| !text.is_empty() && !text.contains('$');
+    if let Some(endpoint) = given("rdzv-endpoint", "PET_RDZV_ENDPOINT") {
+        return Some(endpoint).filter(own);
+    }
+    let (host, port) = (plan.master_addr.clone()?, plan.master_port?.to_string());
+    let theirs = (
+        given("master-addr", "PET_MASTER_ADDR").filter(own).unwrap_or_else(|| host.clone()),
+        given("master-port", "PET_MASTER_PORT").filter(own).unwrap_or_else(|| port.clone()),
+    );
+    (theirs != (host, port)).then(|| format!("{}:{}", theirs.0, theirs.1))
+}
+
 /// Offers PET_*; says how many ranks each task will start.
 pub(super) fn offer(offers: &mut Offers, facts: &Facts, plan: &StepPlan, settings: &Settings, marks: &Marks) -> u32 {
     if plan.shape != Shape::Agent {

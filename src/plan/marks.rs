@@ -6,7 +6,7 @@ use crate::config::site::{FILE_OF_STEP, SITE_FILE, SiteView};
 use crate::config::{SPEC_OF_STEP, Settings};
 use crate::facts::{Environment, Step};
 
-use super::{Origin, Plan};
+use super::{Origin, Plan, Variable, worker};
 
 /// The variable that holds the marks.
 pub use crate::config::MARKS as VARIABLE;
@@ -72,7 +72,11 @@ pub(super) fn decide(plan: &mut Plan, settings: &Settings, site: Option<&SiteVie
         plan.set(FILE_OF_STEP, site.file.clone(), Origin::Step, "the site file, for palingenesis explain in this step");
     }
     let mut marks = format!("{}.{}", plan.step.job_id, plan.step.step_id);
-    for variable in plan.env.iter().filter(|variable| !matches!(variable.origin, Origin::User | Origin::Image)) {
+    // A hash of a secret would be something to guess it by.
+    let ours = |variable: &&Variable| {
+        !matches!(variable.origin, Origin::User | Origin::Image) && variable.name != worker::STORE_KEY
+    };
+    for variable in plan.env.iter().filter(ours) {
         marks.push_str(&format!(" {}={:x}", variable.name, hash(&variable.value)));
     }
     plan.set(

@@ -66,6 +66,10 @@ pub struct Facts<'a> {
     pub submitted: Option<&'a Environment>,
     /// What the site file says of this partition and node.
     pub site: Option<&'a SiteView>,
+    /// The port that the nodes' pre-flight settled on.
+    pub port: Option<u16>,
+    /// The secret by which the workers of this launch know each other.
+    pub store_key: Option<&'a str>,
 }
 
 static UNKNOWN_NODE: NodeFacts = NodeFacts {
@@ -122,6 +126,8 @@ impl<'a> Facts<'a> {
             task: &UNKNOWN_TASK,
             submitted: None,
             site: None,
+            port: None,
+            store_key: None,
         }
     }
 

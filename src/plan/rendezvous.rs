@@ -524,33 +524,82 @@ fn on_interface(
     }
 }
 
-fn settle_port(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(), RendezvousError> {
+/// The ports to try in this order, who chose them, and why.
+fn ports(facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(Vec<u16>, Origin, String), RendezvousError> {
     let step = facts.step;
-    let exported = given_port(settings, facts.users());
+    if let Some(port) = given_port(settings, facts.users())? {
+        return Ok((vec![port], Origin::User, "yours, kept".to_string()));
+    }
+    if let Some(port) = settings.port {
+        return Ok((vec![port], origin(settings, "port"), named(settings, "port")));
+    }
+    let of_this_step = marks.of_this_step(facts.users(), step, "MASTER_PORT");
+    let kept = facts.users().get("MASTER_PORT").and_then(|port| port.parse().ok());
+    if let Some(port) = kept.filter(|_| of_this_step) {
+        return Ok((vec![port], Origin::Step, "as set when this step started".to_string()));
+    }
     let range = settings.ports.unwrap_or(DEFAULT_PORTS);
-    let (ports, origin, why) = match (settings.port, exported) {
-        (_, Err(error)) => return Err(error),
-        (_, Ok(Some(port))) => (vec![port], Origin::User, "yours, kept".to_string()),
-        (Some(port), Ok(None)) => (vec![port], origin(settings, "port"), named(settings, "port")),
-        (None, Ok(None)) => {
-            let of_this_step = marks.of_this_step(facts.users(), step, "MASTER_PORT");
-            let kept = facts.users().get("MASTER_PORT").and_then(|port| port.parse().ok());
-            match kept.filter(|_| of_this_step) {
-                Some(port) => (vec![port], Origin::Step, "as set when this step started".to_string()),
-                None => {
-                    let origin = if settings.ports.is_some() { origin(settings, "ports") } else { Origin::Step };
-                    let why = match range.len() - 1 {
-                        0 => format!("the only one of {range}"),
-                        others => {
-                            format!("from job and step id, in {range}: the job's next {others} steps have others")
-                        }
-                    };
-                    (sequence(step.job_id, step.step_id, range), origin, why)
-                }
-            }
-        }
+    let origin = if settings.ports.is_some() { origin(settings, "ports") } else { Origin::Step };
+    let why = match range.len() - 1 {
+        0 => format!("the only one of {range}"),
+        others => format!("from job and step id, in {range}: the job's next {others} steps have others"),
     };
-    let port = ports.first().copied().unwrap_or(range.low);
+    Ok((sequence(step.job_id, step.step_id, range), origin, why))
+}
+
+/// Where rank 0 is to be met, also where there is no plan: host and ports.
+pub(super) fn place(facts: &Facts, settings: &Settings) -> Place {
+    let marks = Marks::of(facts.environment);
+    let host = settle_host(facts, settings, &marks).map(|(host, ..)| host);
+    let chosen = choose(facts.step, facts.users(), settings, facts.rank0, &marks);
+    let (ports, named) = match ports(facts, settings, &marks) {
+        Ok((ports, origin, _)) => {
+            let named = ports.len() == 1 && (origin != Origin::Step || settings.port.is_some());
+            (ports, named)
+        }
+        Err(_) => (Vec::new(), false),
+    };
+    let own = sequence(facts.step.job_id, facts.step.step_id, settings.ports.unwrap_or(DEFAULT_PORTS));
+    let given = given_host(settings, facts.users()).is_some();
+    Place {
+        host: host.ok(),
+        chosen: chosen.ok().map(|choice| choice.host),
+        ports,
+        named,
+        own,
+        given,
+        rank0: rank0_node(facts.step, facts.rank0).ok(),
+    }
+}
+
+/// See [`place`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    /// MASTER_ADDR, where it can be used from this node.
+    pub host: Option<String>,
+    /// The name it is chosen by.
+    pub chosen: Option<String>,
+    /// The ports.
+    pub ports: Vec<u16>,
+    /// Whether somebody named the port: there is no other.
+    pub named: bool,
+    /// Those that would be taken if nobody had.
+    pub own: Vec<u16>,
+    /// Whether somebody named the host.
+    pub given: bool,
+    /// Rank 0's node.
+    pub rank0: Option<String>,
+}
+
+fn settle_port(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: &Marks) -> Result<(), RendezvousError> {
+    let (mut ports, origin, mut why) = ports(facts, settings, marks)?;
+    if let Some(settled) = facts.port
+        && let Some(place) = ports.iter().position(|port| *port == settled).filter(|place| *place > 0)
+    {
+        why = format!("the step's port {} is taken on rank 0's node: the next one that is free", list(&ports[..place]));
+        ports.rotate_left(place);
+    }
+    let port = ports.first().copied().unwrap_or(DEFAULT_PORTS.low);
     if let Some((low, high)) = facts.node.ephemeral_ports
         && (low..=high).contains(&port)
     {
@@ -564,6 +613,10 @@ fn settle_port(plan: &mut Plan, facts: &Facts, settings: &Settings, marks: &Mark
     plan.step.ports = ports;
     plan.set("MASTER_PORT", port.to_string(), origin, why);
     Ok(())
+}
+
+fn list(ports: &[u16]) -> String {
+    ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The ports of a step, the same on every node without asking anybody.

@@ -72,6 +72,8 @@ impl World {
             task: &self.task,
             submitted: self.submitted.as_ref(),
             site: self.site.as_ref(),
+            port: None,
+            store_key: None,
         };
         plan(&facts, settings)
     }

@@ -13,7 +13,7 @@ use crate::facts::task::Container;
 use crate::facts::{Environment, Program, Step};
 
 use super::launch::{self, SHELLS, Shape};
-use super::{Facts, Plan};
+use super::{Facts, Origin, Plan};
 
 /// The program's name.
 pub const PROGRAM: &str = "palingenesis-worker";
@@ -21,6 +21,9 @@ pub const PROGRAM: &str = "palingenesis-worker";
 /// Holds the command's first word where the worker stands in its place; the
 /// worker takes it as its first argument and removes it.
 pub const ARGUMENT_VARIABLE: &str = "PALINGENESIS_WORKER_ARG";
+
+/// The secret by which the workers of one launch know each other.
+pub const STORE_KEY: &str = "PALINGENESIS_STORE_KEY";
 
 /// Where packages and `make install` put it.
 const INSTALLED: [&str; 2] = ["/usr/bin/palingenesis-worker", "/usr/local/bin/palingenesis-worker"];
@@ -162,6 +165,18 @@ pub fn wanted(
 pub(super) fn decide(plan: &mut Plan, facts: &Facts, settings: &Settings) -> Result<(), WorkerError> {
     if facts.environment.get(ARGUMENT_VARIABLE).is_some() {
         plan.unset(ARGUMENT_VARIABLE, "inherited; it was meant for another step's worker");
+    }
+    match facts.store_key.filter(|_| plan.step.shape == Shape::Worker) {
+        Some(key) => plan.set(
+            STORE_KEY,
+            key,
+            Origin::Step,
+            "of this launch alone: by it the workers know each other at the store",
+        ),
+        None if facts.environment.get(STORE_KEY).is_some() => {
+            plan.unset(STORE_KEY, "inherited; it belongs to another launch's workers");
+        }
+        None => {}
     }
     if plan.step.shape != Shape::Worker {
         return Ok(());

@@ -27,8 +27,12 @@ const MISSED: usize = 3;
 const DECISION: usize = 4;
 /// Not zero: a rank has said that it could not be bound.
 const UNBOUND: usize = 5;
+/// Zero, or the port with which the node's ranks start.
+const VERDICT: usize = 6;
+/// Not zero: a rank does what the leader no longer can.
+const TAKEN_OVER: usize = 7;
 /// What the first rank that refused has said.
-const REFUSAL: usize = 6;
+const REFUSAL: usize = 8;
 /// What the first rank that has a plan says of it.
 const SUMMARY: usize = REFUSAL + NOTE_WORDS;
 const HEADER: usize = SUMMARY + NOTE_WORDS;
@@ -43,6 +47,11 @@ const WRITTEN: u32 = 2;
 /// A slot's states.
 const ARRIVED: u32 = 1;
 const GONE: u32 = 2;
+/// It has come and waits for the verdict: its end before that counts.
+const WAITING: u32 = 3;
+
+/// Set in a verdict, whatever the port.
+const GO: u32 = 1 << 16;
 
 /// More than a node can hold; bounds the memory.
 const MOST_RANKS: u32 = 1 << 20;
@@ -58,6 +67,34 @@ pub enum Outcome {
     Gone(Vec<u32>),
     /// These local ranks did not come in time.
     Late(Vec<u32>),
+}
+
+/// Who of the node's ranks is here, at a look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Roll {
+    /// All, and they wait for the verdict.
+    All,
+    /// Not all.
+    Coming,
+    /// A rank refused.
+    Closed,
+    /// These local ranks ended, before they came or since.
+    Gone(Vec<u32>),
+    /// These local ranks did not come in time.
+    Late(Vec<u32>),
+}
+
+/// How waiting for the verdict ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The ranks start, with this port.
+    Go(u16),
+    /// They do not.
+    Closed,
+    /// The leader, local rank 0, ended before it gave one.
+    LeaderGone,
+    /// The leader did not come in time, or gave none.
+    LeaderLate,
 }
 
 /// The node's gate.
@@ -176,11 +213,93 @@ impl Gate {
     /// A task ended. Ranks that still wait need not wait for it.
     pub fn gone(&self, local_rank: u32) {
         self.ended_before_the_decision(local_rank);
-        if let Some(slot) = self.slots().get(local_rank as usize)
-            && slot.compare_exchange(0, GONE, Ordering::AcqRel, Ordering::Acquire).is_ok()
-        {
+        let Some(slot) = self.slots().get(local_rank as usize) else { return };
+        let ends = |state| slot.compare_exchange(state, GONE, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if ends(0) || (self.verdict().is_none() && ends(WAITING)) {
             self.changed();
         }
+    }
+
+    /// Arrives, to wait for a verdict.
+    pub fn arrive(&self, local_rank: u32) {
+        self.went_on(local_rank);
+        if let Some(slot) = self.slots().get(local_rank as usize) {
+            slot.store(WAITING, Ordering::Release);
+            self.changed();
+        }
+    }
+
+    /// Looks who is here, without waiting. `end` and `absent` as [`Gate::pass`] has
+    /// them.
+    pub fn roll(&self, end: Instant, absent: Option<Instant>) -> Roll {
+        if self.is_closed() {
+            return Roll::Closed;
+        }
+        let gone = self.in_state(GONE);
+        if !gone.is_empty() {
+            return Roll::Gone(gone);
+        }
+        let missing = self.in_state(0);
+        if missing.is_empty() {
+            return Roll::All;
+        }
+        if self.until(&missing, end, absent) <= Instant::now() { Roll::Late(missing) } else { Roll::Coming }
+    }
+
+    /// Lets the ranks that wait start.
+    pub fn go(&self, port: u16) {
+        self.word(VERDICT).store(GO | u32::from(port), Ordering::Release);
+        self.changed();
+    }
+
+    fn verdict(&self) -> Option<u16> {
+        let verdict = self.word(VERDICT).load(Ordering::Acquire);
+        (verdict & GO != 0).then_some(verdict as u16)
+    }
+
+    /// Waits for the verdict: for a leader that has not come until `end`, else as
+    /// long as it needs, but not beyond `last`.
+    pub fn wait_for_verdict(&self, end: Instant, last: Instant) -> Verdict {
+        loop {
+            let seen = self.changes();
+            if let Some(port) = self.verdict() {
+                return Verdict::Go(port);
+            }
+            if self.is_closed() {
+                return Verdict::Closed;
+            }
+            let until = match self.slots().first().map(|slot| slot.load(Ordering::Acquire)) {
+                Some(GONE) => return Verdict::LeaderGone,
+                Some(0) => end.min(last),
+                _ => last,
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Verdict::LeaderLate;
+            }
+            wait_for_change(self.word(CHANGES), seen, left);
+        }
+    }
+
+    /// Whether local rank 0 ended before it gave a verdict.
+    pub fn leader_is_gone(&self) -> bool {
+        self.slots().first().is_some_and(|slot| slot.load(Ordering::Acquire) == GONE)
+    }
+
+    /// Whether this caller is the one to do what the leader no longer can: true once.
+    pub fn takes_over(&self) -> bool {
+        self.word(TAKEN_OVER).swap(1, Ordering::AcqRel) == 0
+    }
+
+    fn in_state(&self, state: u32) -> Vec<u32> {
+        let slots = self.slots().iter().zip(0u32..);
+        slots.filter(|(slot, _)| slot.load(Ordering::Acquire) == state).map(|(_, rank)| rank).collect()
+    }
+
+    /// Until when these are waited for. One that came to the meeting lives, and makes
+    /// its plan as this one did.
+    fn until(&self, missing: &[u32], end: Instant, absent: Option<Instant>) -> Instant {
+        absent.filter(|_| !missing.iter().any(|rank| self.has_come(*rank))).unwrap_or(end)
     }
 
     /// Arrives and waits for the others, at most `limit`; for those that have not
@@ -197,21 +316,12 @@ impl Gate {
             if self.is_closed() {
                 return Outcome::Closed;
             }
-            let in_state = |state| {
-                let slots = self.slots().iter().zip(0u32..);
-                slots
-                    .filter(|(slot, _)| slot.load(Ordering::Acquire) == state)
-                    .map(|(_, rank)| rank)
-                    .collect::<Vec<_>>()
-            };
-            let missing = in_state(0);
+            let missing = self.in_state(0);
             if missing.is_empty() {
-                let gone = in_state(GONE);
+                let gone = self.in_state(GONE);
                 return if gone.is_empty() { Outcome::Open } else { Outcome::Gone(gone) };
             }
-            // One that came to the meeting lives, and makes its plan as this one did.
-            let until = absent.filter(|_| !missing.iter().any(|rank| self.has_come(*rank))).unwrap_or(end);
-            let left = until.saturating_duration_since(Instant::now());
+            let left = self.until(&missing, end, absent).saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Outcome::Late(missing);
             }
@@ -298,10 +408,81 @@ mod tests {
     }
 
     #[test]
+    fn the_leader_s_verdict_lets_those_that_wait_start() {
+        let gate = Gate::new(3).unwrap();
+        let late = || Instant::now() + LONG;
+        thread::scope(|scope| {
+            let start = |rank: u32| {
+                let gate = &gate;
+                scope.spawn(move || {
+                    gate.arrive(rank);
+                    gate.wait_for_verdict(late(), late())
+                })
+            };
+            gate.arrive(0);
+            assert_eq!(gate.roll(late(), None), Roll::Coming);
+            let waiting = [start(1), start(2)];
+            while gate.roll(late(), None) == Roll::Coming {
+                thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(gate.roll(late(), None), Roll::All);
+            gate.go(20312);
+            for rank in waiting {
+                assert_eq!(rank.join().unwrap(), Verdict::Go(20312));
+            }
+        });
+        // Ranks that end after it are those of an ordinary job.
+        gate.gone(0);
+        gate.gone(2);
+        assert_eq!(gate.wait_for_verdict(late(), late()), Verdict::Go(20312));
+        assert_eq!(gate.roll(late(), None), Roll::All);
+    }
+
+    #[test]
+    fn a_rank_that_ends_while_it_waits_for_the_verdict_is_seen() {
+        let gate = Gate::new(2).unwrap();
+        let late = Instant::now() + LONG;
+        gate.arrive(0);
+        gate.arrive(1);
+        gate.gone(1);
+        assert_eq!(gate.roll(late, None), Roll::Gone(vec![1]));
+        gate.close();
+        assert_eq!(gate.roll(late, None), Roll::Closed);
+        assert_eq!(gate.wait_for_verdict(late, late), Verdict::Closed);
+    }
+
+    #[test]
+    fn a_leader_that_ends_or_does_not_come_is_not_waited_for() {
+        let (now, late) = (Instant::now(), Instant::now() + LONG);
+        let gate = Gate::new(2).unwrap();
+        gate.arrive(1);
+        assert_eq!(gate.wait_for_verdict(now, late), Verdict::LeaderLate);
+        gate.arrive(0);
+        assert_eq!(gate.wait_for_verdict(late, now), Verdict::LeaderLate);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| gate.wait_for_verdict(late, late));
+            gate.gone(0);
+            assert_eq!(waiting.join().unwrap(), Verdict::LeaderGone);
+        });
+        assert!(gate.takes_over());
+        assert!(!gate.takes_over());
+        // Rank 1 has not come: it costs the deadline.
+        let gate = Gate::new(2).unwrap();
+        gate.arrive(0);
+        assert_eq!(gate.roll(now, None), Roll::Late(vec![1]));
+        assert_eq!(gate.roll(late, Some(now)), Roll::Late(vec![1]));
+    }
+
+    #[test]
     fn strange_numbers_are_harmless() {
         let gate = Gate::new(0).unwrap();
         gate.gone(7);
         assert_eq!(gate.pass(7, LONG, None), Outcome::Open);
+        gate.arrive(7);
+        assert_eq!(gate.roll(Instant::now(), None), Roll::All);
+        assert_eq!(gate.wait_for_verdict(Instant::now(), Instant::now()), Verdict::LeaderLate);
+        gate.word(VERDICT).store(u32::MAX, Ordering::Relaxed);
+        assert_eq!(gate.wait_for_verdict(Instant::now(), Instant::now()), Verdict::Go(u16::MAX));
         assert!(Gate::new(u32::MAX).is_err());
     }
 

@@ -13,6 +13,7 @@ mod ffi;
 mod gate;
 mod host;
 mod kept;
+mod preflight;
 mod slurmstepd;
 mod srun;
 mod task;
@@ -220,7 +221,7 @@ fn failed(hook: Hook, context: Context, handle: Handle, failure: &Failure) {
         // A task that has taken srun's words out of its environment is known by
         // its slurmstepd, one before that by the words.
         (Context::Remote, Hook::TaskInit) if slurmstepd::active() || task::flag_given(handle) => {
-            task::refuse(&kept::first().unwrap_or_else(|| line(hook, failure)))
+            task::refuse_with(handle, &kept::first().unwrap_or_else(|| line(hook, failure)))
         }
         (Context::Remote, Hook::TaskExit | Hook::Exit) if slurmstepd::active() => {
             let line = line(hook, failure);

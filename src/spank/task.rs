@@ -3,28 +3,34 @@
 //! fail on a node fails here: the reason on the user's stderr, exit code 78,
 //! no node drained, the same under `required` and `optional`.
 
+use std::ffi::CStr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::gate::{Gate, Meeting, Outcome};
 use super::host::{self, Handle};
+use super::preflight::{self, Known, Start};
 use super::slurmstepd::{Node, with_node};
 use super::srun::{
-    ADDRESS, CONTAINER, CPU_BIND, HANDED_OVER, HET, HOST, MARKS, MEM_BIND, MULTI_PROG, REFUSAL, SPEC, TERMINAL, TOLD,
+    ADDRESS, CONTAINER, CPU_BIND, HANDED_OVER, HET, HOST, MARKS, MEM_BIND, MULTI_PROG, NONCE, REFUSAL, SPEC, TERMINAL,
+    TOLD,
 };
 use super::{Failure, kept};
 use crate::EXIT_REFUSED;
 use crate::act::environment::{TaskEnvironment, apply};
+use crate::act::key::Key;
 use crate::act::launch::start;
 use crate::act::{binding, directories};
 use crate::config::site::SiteView;
-use crate::config::{self, Gid, Settings, Source, Switch};
+use crate::config::{self, Gid, Settings, Source, SpecError, Switch};
 use crate::facts::container::{self, Place};
 use crate::facts::directories::here;
 use crate::facts::network::{Interfaces, Network};
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::{Container, Peers, UserBound, cores};
-use crate::facts::{CpuSet, Environment, NodeFacts, Rank0, StartFacts, Step, TaskFacts, User, netdevs, program};
+use crate::facts::{
+    CpuSet, Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, User, netdevs, program,
+};
 use crate::plan::{self, Binding, Facts, Plan, caches, fabric, launch, rendezvous, worker};
 use crate::report;
 use crate::system::output::{exit_now, to_stderr};
@@ -78,59 +84,104 @@ pub fn task_init(mut handle: Handle) -> Result<(), Failure> {
         return take_away(&mut handle);
     }
     let mut environment = handle.environment()?;
+    let handed = Handed::of(&environment);
+    // Before anything can go wrong: the other nodes are to know of it.
+    handed.know(handle, &environment);
     if let Some(line) = kept::first() {
         refuse(&line);
     }
-    let handed = |name: &std::ffi::CStr| name.to_str().ok().and_then(|name| environment.get(name)).map(String::from);
     take_away(&mut handle)?;
-    if let Some(line) = handed(REFUSAL) {
-        refuse_for_the_step(&environment, handed(HET).is_some(), &line);
+    if let Some(line) = handed.get(REFUSAL) {
+        refuse_for_the_step(&environment, handed.has(HET), line);
     }
     // srun's site file knew every profile in it; plan() says where this node's does not.
-    let spec = handed(SPEC).unwrap_or_default();
-    let settings =
-        Settings::parse_with(&spec, Source::Option, &config::profiles_in(&spec)).map_err(Failure::refused)?;
-    let mut step = Step::from_environment(&environment).map_err(Failure::refused)?;
-    step.het = handed(HET).is_some();
-    step.terminal = handed(TERMINAL).is_some();
-    step.multi_prog = handed(MULTI_PROG).is_some();
-    let rank0 = Rank0 { host: handed(HOST), address: handed(ADDRESS) };
-    let asked = handed(CONTAINER);
-    let (mut task, mut submitted) = surroundings(asked.as_deref());
-    task.bound_by_user = UserBound { cpu: handed(CPU_BIND), mem: handed(MEM_BIND) };
-    let told = handed(TOLD).unwrap_or_default();
-    if let Some(marks) = handed(MARKS) {
+    let settings = handed.settings().map_err(Failure::refused)?;
+    let step = handed.step(&environment).map_err(Failure::refused)?;
+    let (mut task, mut submitted) = surroundings(handed.get(CONTAINER));
+    let own = |name| handed.get(name).map(String::from);
+    task.bound_by_user = UserBound { cpu: own(CPU_BIND), mem: own(MEM_BIND) };
+    if let Some(marks) = handed.get(MARKS) {
         if let Some(submitted) = &mut submitted {
-            submitted.set(config::MARKS, marks.clone());
+            submitted.set(config::MARKS, marks);
         }
         environment.set(config::MARKS, marks);
     }
-    let Ready { plan, show, patience } =
-        make_plan(handle, &settings, &step, &environment, &rank0, &task, submitted.as_ref())?;
-    apply(&plan, &mut handle)?;
-    bind(&plan);
-    start(&plan, &mut handle)?;
-    if step.rank == 0 {
-        tell(&plan, show, &told);
-    } else if step.local_rank == 0 {
-        tell_of_node(&plan);
-    }
-    with_node(|node| {
-        if let Some(gate) = node.and_then(|node| node.gate.as_ref()) {
-            wait(gate, patience, &step);
+    start_rank(&mut handle, &settings, &step, &environment, &handed, &task, submitted.as_ref())
+}
+
+/// What srun handed over to this task.
+#[derive(Debug, Default)]
+pub struct Handed(Environment);
+
+impl Handed {
+    fn of(environment: &Environment) -> Handed {
+        let mut handed = Environment::default();
+        for name in HANDED_OVER.iter().filter_map(|name| name.to_str().ok()) {
+            if let Some(value) = environment.get(name) {
+                handed.set(name, value);
+            }
         }
-    });
-    Ok(())
+        Handed(handed)
+    }
+
+    fn get(&self, name: &CStr) -> Option<&str> {
+        self.0.get(name.to_str().ok()?)
+    }
+
+    fn has(&self, name: &CStr) -> bool {
+        self.get(name).is_some()
+    }
+
+    fn settings(&self) -> Result<Settings, SpecError> {
+        let spec = self.get(SPEC).unwrap_or_default();
+        Settings::parse_with(spec, Source::Option, &config::profiles_in(spec))
+    }
+
+    fn step(&self, environment: &Environment) -> Result<Step, StepError> {
+        let mut step = Step::from_environment(environment)?;
+        step.het = self.has(HET);
+        step.terminal = self.has(TERMINAL);
+        step.multi_prog = self.has(MULTI_PROG);
+        Ok(step)
+    }
+
+    fn rank0(&self) -> Rank0 {
+        Rank0 { host: self.get(HOST).map(String::from), address: self.get(ADDRESS).map(String::from) }
+    }
+
+    /// The launch's secret.
+    pub fn key(&self) -> Option<Key> {
+        Key::from_hex(self.get(NONCE)?)
+    }
+
+    /// Keeps what is needed to tell the other nodes that this one cannot start. Where
+    /// even that is not known this node stops alone.
+    fn know(&self, handle: Handle, environment: &Environment) {
+        let (Ok(settings), Ok(step)) = (self.settings(), self.step(environment)) else { return };
+        let (task, submitted) = surroundings(self.get(CONTAINER));
+        let site = site_view(&step, submitted.as_ref().unwrap_or(environment));
+        preflight::know(Known {
+            settings: site.map(|site| site.under(&settings)).unwrap_or(settings),
+            step,
+            rank0: self.rank0(),
+            environment: environment.clone(),
+            submitted,
+            command: handle.command().unwrap_or_default(),
+            container: task.container,
+            key: self.key(),
+            resolution: None,
+        });
+    }
 }
 
 /// How long this rank waits for the others of its node.
 #[derive(Debug, Clone, Copy)]
-struct Patience {
+pub struct Patience {
     /// From the moment at which it waits.
-    limit: Duration,
+    pub limit: Duration,
     /// Until when for a rank that was missing at the meeting: it is not waited for
     /// twice.
-    absent: Option<Instant>,
+    pub absent: Option<Instant>,
 }
 
 impl Patience {
@@ -138,14 +189,11 @@ impl Patience {
         let limit = with_node(|node| node.map(|node| node.limit)).unwrap_or_default();
         Patience { limit: if container == Container::None { limit } else { limit.max(IMPORT) }, absent: None }
     }
-}
 
-/// A plan, and what belongs to it.
-struct Ready {
-    plan: Plan,
-    /// Whether it is to be shown.
-    show: bool,
-    patience: Patience,
+    /// Until when, for one that waits from `now`.
+    pub fn end(self, now: Instant) -> Instant {
+        now + self.limit
+    }
 }
 
 /// Whether the task stands in a container, by comparison with slurmstepd, and
@@ -169,31 +217,35 @@ fn site_view(step: &Step, environment: &Environment) -> Option<SiteView> {
     with_node(|node| Some(node?.site.as_ref()?.view(partition, Some(&step.node), &user)))
 }
 
-/// Meets the ranks of this node, where binding needs it, and makes the plan.
-fn make_plan(
-    handle: Handle,
+/// Meets the ranks of this node, where binding needs it, makes the plan and carries it
+/// out, and waits until all can start.
+fn start_rank(
+    handle: &mut Handle,
     spec: &Settings,
     step: &Step,
     environment: &Environment,
-    rank0: &Rank0,
+    handed: &Handed,
     task: &TaskFacts,
     submitted: Option<&Environment>,
-) -> Result<Ready, Failure> {
+) -> Result<(), Failure> {
     // As submitted: a container's image may have other words for partition and user.
     let site = site_view(step, submitted.unwrap_or(environment));
     let merged = site.as_ref().map(|site| site.under(spec));
     let settings = merged.as_ref().unwrap_or(spec);
     // A multi-prog step's argv is its file: no command to look at, none needed.
     let command = handle.command().unwrap_or_default();
+    let rank0 = &handed.rank0();
     let names = rendezvous::wanted(step, &command, submitted.unwrap_or(environment), settings, rank0);
     let network = Network::of_this_node(&names, Interfaces::wanted(step.nodes(), settings.iface.is_some()))?;
-    let start = start_facts(settings, &command, step, environment);
+    preflight::know_resolution(&network.resolution);
+    let store_key = handed.key().map(|key| key.derive("store").to_hex());
+    let programs = start_facts(settings, &command, step, environment);
     let (mut node, root) = with_node(|node| node.map(|node| (node.facts.clone(), node.root.clone())))
         .unwrap_or_else(|| (NodeFacts::default(), "/".into()));
     node.netdevs = node.netdevs.map(|devices| netdevs::of_this_namespace(&root, devices));
     let seen = TaskFacts::read(&root, environment, &node).within(task.container, task.container_keeps.clone());
     let seen = seen.with_gids(&root, node.rdma.as_deref().unwrap_or_default(), settings.gid == Gid::Auto);
-    let task = TaskFacts { start: Some(start), bound_by_user: task.bound_by_user.clone(), ..seen };
+    let task = TaskFacts { start: Some(programs), bound_by_user: task.bound_by_user.clone(), ..seen };
     let facts = Facts {
         command: &command,
         node: &node,
@@ -203,6 +255,7 @@ fn make_plan(
         task: &task,
         submitted,
         site: site.as_ref(),
+        store_key: store_key.as_deref(),
         ..Facts::new(step, environment)
     };
     let mut patience = Patience::new(task.container);
@@ -223,7 +276,33 @@ fn make_plan(
             gate.keep_summary(&summary(&facts, settings, plan.as_ref().ok()));
         }
     });
-    Ok(Ready { plan: plan.map_err(Failure::refused)?, show: settings.show, patience })
+    let plan = plan.map_err(Failure::refused)?;
+    apply(&plan, handle)?;
+    start(&plan, handle)?;
+    if step.rank == 0 {
+        tell(&plan, settings.show, handed.get(TOLD).unwrap_or_default());
+    } else if step.local_rank == 0 {
+        tell_of_node(&plan);
+    }
+    let how = preflight::together(*handle, &facts, settings, &plan, handed, patience);
+    if let Start::Together(port) = how
+        && plan.step.master_port.is_some_and(|planned| planned != port)
+    {
+        // Every rank has the same port here: what follows from it is all that changes.
+        let settled = plan::plan(&Facts { port: Some(port), ..facts }, spec).map_err(Failure::refused)?;
+        for variable in settled.env.iter().filter(|variable| plan.value(&variable.name) != Some(&variable.value)) {
+            handle.set(&variable.name, &variable.value)?;
+        }
+    }
+    bind(&plan);
+    if how == Start::EachNode {
+        with_node(|node| {
+            if let Some(gate) = node.and_then(|node| node.gate.as_ref()) {
+                wait(gate, patience, step);
+            }
+        });
+    }
+    Ok(())
 }
 
 /// What the node's ranks bring to each other, where the plan needs it.
@@ -241,7 +320,7 @@ fn meet(facts: &Facts, settings: &Settings, patience: &mut Patience) -> Peers {
             }
             peers
         }
-        Some(Meeting::Closed) => exit_now(EXIT_REFUSED),
+        Some(Meeting::Closed) => closed(),
         None => Peers::Incomplete("the node's ranks have no place to meet".into()),
     }
 }
@@ -325,8 +404,26 @@ fn wait(gate: &Gate, patience: Patience, step: &Step) {
     }
 }
 
-/// Stops this task and, by the node's gate, the node's other ranks. The first
-/// of them says why.
+/// A rank of this node has refused before the plan was made.
+fn closed() -> ! {
+    let why = with_node(|node| node.and_then(|node| node.gate.as_ref()).and_then(Gate::refusal));
+    preflight::tell_the_others(&why.unwrap_or_else(|| "a rank cannot start".into()));
+    exit_now(EXIT_REFUSED)
+}
+
+/// The same as [`refuse`] where this task may not have come far enough to know its step.
+pub fn refuse_with(handle: Handle, line: &str) {
+    if let Ok(environment) = handle.environment() {
+        let handed = Handed::of(&environment);
+        if handed.has(SPEC) {
+            handed.know(handle, &environment);
+        }
+    }
+    refuse(line);
+}
+
+/// Stops this task and, by the node's gate, the node's other ranks, and by the other
+/// nodes' those of the step. The first of a node says why.
 pub fn refuse(line: &str) {
     with_node(|node| match node.and_then(|node| node.gate.as_ref()) {
         Some(gate) => {
@@ -338,6 +435,7 @@ pub fn refuse(line: &str) {
         }
         None => to_stderr(line),
     });
+    preflight::tell_the_others(line);
     exit_now(EXIT_REFUSED);
 }
 
@@ -352,6 +450,9 @@ fn refuse_for_the_step(environment: &Environment, het: bool, line: &str) -> ! {
     });
     if number("SLURM_PROCID") == Some("0") || (het && number("SLURM_LOCALID") == Some("0")) {
         to_stderr(&report::one_line(line));
+    }
+    if het {
+        preflight::tell_the_others(line);
     }
     exit_now(EXIT_REFUSED);
 }

@@ -7,6 +7,8 @@
 //! and what the answers come to is the [`Leader`]'s: see `rounds`. No thread, no
 //! wait without a deadline.
 
+mod ring;
+pub mod rounds;
 pub mod shared;
 
 use std::net::IpAddr;

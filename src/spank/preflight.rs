@@ -1,0 +1,435 @@
+//! The door's part of the pre-flight: in the forked tasks, as the user. The node's
+//! local rank 0 leads: it meets the other nodes' leaders while its own ranks wait at
+//! the gate, and gives them the verdict. A rank that cannot start stops every rank of
+//! the step by it.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use super::gate::{Gate, Roll, Verdict};
+use super::host::Handle;
+use super::kept::lock;
+use super::slurmstepd::with_node;
+use super::task::{Handed, Patience};
+use crate::EXIT_REFUSED;
+use crate::act::key::Key;
+use crate::act::preflight::rounds::{Node, Own, Rounds, SAID, reason};
+use crate::act::preflight::{Leader, Next, Outcome, Ranks, Terms, Waiting, Work, lead};
+use crate::config::{Preflight, Settings};
+use crate::facts::network::{PATIENCE, Resolution, resolve};
+use crate::facts::task::Container;
+use crate::facts::{Environment, Rank0, Step, TaskFacts, listener};
+use crate::plan::preflight::{MeetingPlace, alone, arrival, leads, meeting_place, own_endpoint, texts, wanted};
+use crate::plan::{Facts, Plan, Shape, rendezvous};
+use crate::report::one_line;
+use crate::system::output::{exit_now, to_stderr};
+
+/// A verdict comes at the latest so long after the leader's own deadlines.
+const LEADER_S_ROUNDS: Duration = Duration::from_secs(1800);
+
+/// How long those that take over for a dead leader try to reach the others.
+const TAKING_OVER: Duration = Duration::from_secs(60);
+
+/// What a rank knows of the way to the other nodes, in case it cannot start.
+#[derive(Debug)]
+pub struct Known {
+    pub step: Step,
+    /// The user's and the site's.
+    pub settings: Settings,
+    pub rank0: Rank0,
+    pub environment: Environment,
+    pub submitted: Option<Environment>,
+    pub command: Vec<String>,
+    pub container: Container,
+    pub key: Option<Key>,
+    /// Rank 0's host, once it was looked up.
+    pub resolution: Option<Resolution>,
+}
+
+static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+
+/// Keeps what is known of the way to the others.
+pub fn know(known: Known) {
+    *lock(&KNOWN) = Some(known);
+}
+
+/// Adds how rank 0's host resolves.
+pub fn know_resolution(resolution: &Resolution) {
+    if let Some(known) = lock(&KNOWN).as_mut() {
+        known.resolution = Some(resolution.clone());
+    }
+}
+
+impl Known {
+    fn facts<'a>(&'a self, task: &'a TaskFacts, resolution: &'a Resolution) -> Facts<'a> {
+        Facts {
+            command: &self.command,
+            rank0: &self.rank0,
+            resolution,
+            task,
+            submitted: self.submitted.as_ref(),
+            ..Facts::new(&self.step, &self.environment)
+        }
+    }
+
+    /// Where to say that this node cannot start.
+    fn terms(&self) -> Option<Terms> {
+        let task = TaskFacts { container: self.container, ..TaskFacts::default() };
+        let unknown = Resolution::NotTried;
+        if !wanted(&self.facts(&task, &unknown), &self.settings) {
+            return None;
+        }
+        let resolution = self.resolution.clone().unwrap_or_else(|| self.look_up());
+        let place = meeting_place(&self.facts(&task, &resolution), &self.settings, true)?;
+        Some(terms(&place, self.key.as_ref()?, arrival(&self.settings, self.container)))
+    }
+
+    fn look_up(&self) -> Resolution {
+        let environment = self.submitted.as_ref().unwrap_or(&self.environment);
+        let names = rendezvous::wanted(&self.step, &self.command, environment, &self.settings, &self.rank0);
+        names.first().map_or(Resolution::NotTried, |name| resolve(name, PATIENCE))
+    }
+}
+
+fn terms(place: &MeetingPlace, key: &Key, arrival: Duration) -> Terms {
+    Terms {
+        nodes: place.nodes.clone(),
+        node_rank: place.node_rank,
+        addresses: place.addresses.clone(),
+        ports: place.ports.clone(),
+        key: key.derive("preflight"),
+        arrival,
+    }
+}
+
+/// Says on the other nodes that no rank starts, if they wait for this node and this rank
+/// is the one to say it.
+pub fn tell_the_others(why: &str) {
+    // Once, whatever happens meanwhile.
+    let Some(known) = lock(&KNOWN).take() else { return };
+    let leads = leads(&known.step);
+    let takes_over = || with_gate(|gate| gate.is_some_and(|gate| gate.leader_is_gone() && gate.takes_over()));
+    if (leads || takes_over())
+        && let Some(mut terms) = known.terms()
+    {
+        if !leads {
+            terms.arrival = terms.arrival.min(TAKING_OVER);
+        }
+        lead(&terms, &mut Failing(bare(why)));
+    }
+}
+
+/// Without what stands before a line on the terminal.
+fn bare(line: &str) -> String {
+    line.trim().trim_start_matches("palingenesis: error: ").to_string()
+}
+
+/// A leader whose node cannot start.
+struct Failing(String);
+
+impl Leader for Failing {
+    fn ranks(&mut self) -> Ranks {
+        Ranks::Failed(format!("{SAID}{}", self.0))
+    }
+
+    fn work(&mut self, _question: &[u8]) -> Box<dyn Work> {
+        Box::new(Nothing)
+    }
+
+    fn next(&mut self, _round: usize, _answers: &[Vec<u8>]) -> Next {
+        Next::Stop(self.0.clone())
+    }
+
+    fn without(&mut self, _waiting: &Waiting) -> Next {
+        Next::Stop(self.0.clone())
+    }
+
+    fn tell(&mut self, _waiting: &Waiting) {}
+}
+
+struct Nothing;
+
+impl Work for Nothing {
+    fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+
+    fn advance(&mut self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+}
+
+fn with_gate<T>(use_it: impl FnOnce(Option<&Gate>) -> T) -> T {
+    with_node(|node| use_it(node.and_then(|node| node.gate.as_ref())))
+}
+
+/// How the ranks of the step start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// Each node's by itself, as without a pre-flight.
+    EachNode,
+    /// All of them together, with this port.
+    Together(u16),
+}
+
+/// Waits until every rank of the step can start. Does not return where none does.
+pub fn together(
+    handle: Handle,
+    facts: &Facts,
+    settings: &Settings,
+    plan: &Plan,
+    handed: &Handed,
+    patience: Patience,
+) -> Start {
+    if plan.step.shape == Shape::Shell || !(wanted(facts, settings) || alone(facts, settings)) {
+        return Start::EachNode;
+    }
+    let Some(key) = handed.key() else {
+        if facts.step.rank == 0 {
+            to_stderr(
+                "palingenesis: warning: srun handed over no secret, so the nodes do not meet before the start; is the plugin \
+                 on the host of srun another version?\n",
+            );
+        }
+        return Start::EachNode;
+    };
+    let Some(place) = meeting_place(facts, settings, false) else {
+        if facts.step.rank == 0 {
+            to_stderr(
+                "palingenesis: note: the nodes do not meet before the start: several of the step's programs share a node\n",
+            );
+        }
+        return Start::EachNode;
+    };
+    let arrival = arrival(settings, facts.task.container);
+    with_gate(|gate| match gate {
+        None => Start::EachNode,
+        Some(gate) if leads(facts.step) => {
+            let terms = terms(&place, &key, arrival);
+            Start::Together(lead_the_node(handle, facts, settings, plan, &place, &terms, &key, gate, patience))
+        }
+        Some(gate) => {
+            let warm = Duration::from_secs(settings.warm_timeout.unwrap_or(3600).into());
+            let last = arrival + warm * 2 + LEADER_S_ROUNDS;
+            Start::Together(follow(facts.step, settings, &place, gate, patience, last))
+        }
+    })
+}
+
+/// A rank that waits for its leader's verdict.
+fn follow(
+    step: &Step,
+    settings: &Settings,
+    place: &MeetingPlace,
+    gate: &Gate,
+    patience: Patience,
+    last: Duration,
+) -> u16 {
+    let now = Instant::now();
+    let end = patience.end(now);
+    gate.arrive(step.local_rank);
+    loop {
+        let late = match gate.wait_for_verdict(end, now + last) {
+            Verdict::Go(port) => return port,
+            Verdict::Closed => exit_now(EXIT_REFUSED),
+            Verdict::LeaderGone => None,
+            Verdict::LeaderLate => Some(patience.limit.as_secs()),
+        };
+        if !gate.takes_over() {
+            // Another rank does; its verdict follows.
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        }
+        let what = texts::rank_missing(&[0], &step.node, late);
+        if settings.preflight == Preflight::Warn {
+            if gate.reports_missing() {
+                to_stderr(&format!("palingenesis: warning: {what}; {}\n", texts::STARTED));
+            }
+            gate.go(first_port(place));
+            continue;
+        }
+        say_why(gate, &format!("{what}: {}", texts::STOPPED));
+        gate.close();
+        if let Some(known) = lock(&KNOWN).take()
+            && let Some(mut terms) = known.terms()
+        {
+            terms.arrival = terms.arrival.min(TAKING_OVER);
+            lead(&terms, &mut Failing(what));
+        }
+        exit_now(EXIT_REFUSED);
+    }
+}
+
+/// The port where the nodes have not met.
+fn first_port(place: &MeetingPlace) -> u16 {
+    place.ports.first().copied().unwrap_or(0)
+}
+
+/// Says, once per node, why no rank starts.
+fn say_why(gate: &Gate, why: &str) {
+    if gate.speaks_first() {
+        let line = one_line(&format!("palingenesis: error: {why}"));
+        gate.keep_refusal(&line);
+        to_stderr(&line);
+    }
+}
+
+/// The node's ranks, for the rounds.
+struct AtGate<'a> {
+    gate: &'a Gate,
+    step: &'a Step,
+    warn: bool,
+    patience: Patience,
+    end: Instant,
+    failed: Option<String>,
+}
+
+impl AtGate<'_> {
+    /// A rank is missing; the others of the node start without it, or none does.
+    fn missing(&mut self, ranks: &[u32], late: Option<u64>) -> Ranks {
+        let what = texts::rank_missing(ranks, &self.step.node, late);
+        if self.warn {
+            if self.gate.reports_missing() {
+                to_stderr(&format!("palingenesis: warning: {what}; {}\n", texts::STARTED));
+            }
+            return Ranks::Here;
+        }
+        self.fail(&format!("{what}: {}", texts::STOPPED))
+    }
+
+    /// This node cannot start: told here, and by the rounds everywhere.
+    fn fail(&mut self, why: &str) -> Ranks {
+        say_why(self.gate, why);
+        self.gate.close();
+        self.failed = Some(format!("{SAID}{why}"));
+        Ranks::Failed(format!("{SAID}{why}"))
+    }
+}
+
+impl Own for AtGate<'_> {
+    fn ranks(&mut self) -> Ranks {
+        if let Some(failed) = &self.failed {
+            return Ranks::Failed(failed.clone());
+        }
+        match self.gate.roll(self.end, self.patience.absent) {
+            Roll::All => Ranks::Here,
+            Roll::Coming => Ranks::Coming,
+            Roll::Gone(ranks) => self.missing(&ranks, None),
+            Roll::Late(ranks) => self.missing(&ranks, Some(self.patience.limit.as_secs())),
+            Roll::Closed => {
+                let why = self.gate.refusal().map(|line| bare(&line));
+                let why = why.unwrap_or_else(|| format!("a rank on {} cannot start", self.step.node));
+                let why = format!("{SAID}{why}");
+                self.failed = Some(why.clone());
+                Ranks::Failed(why)
+            }
+        }
+    }
+
+    fn stop(&mut self) {
+        self.gate.close();
+    }
+
+    fn say(&mut self, lines: &str) {
+        to_stderr(lines);
+    }
+}
+
+/// The leader's part; the port with which the ranks start.
+#[expect(clippy::too_many_arguments, reason = "each is something else of the one step")]
+fn lead_the_node(
+    handle: Handle,
+    facts: &Facts,
+    settings: &Settings,
+    plan: &Plan,
+    place: &MeetingPlace,
+    terms: &Terms,
+    key: &Key,
+    gate: &Gate,
+    patience: Patience,
+) -> u16 {
+    let step = facts.step;
+    gate.arrive(step.local_rank);
+    let warn = settings.preflight == Preflight::Warn;
+    let mut own = AtGate { gate, step, warn, patience, end: patience.end(Instant::now()), failed: None };
+    if let Some(taken) = place.named.filter(|_| place.node_rank == 0).and_then(|port| taken(port, &step.node)) {
+        own.fail(&taken);
+    }
+    let environment = handle.environment().unwrap_or_default();
+    let variables = if settings.warm.is_some() { handle.variables().unwrap_or_default() } else { Vec::new() };
+    let endpoint = own_endpoint(facts, plan);
+    let node = Node {
+        place,
+        plan,
+        step,
+        settings,
+        before: facts.environment,
+        environment: &environment,
+        variables: &variables,
+        interfaces: facts.interfaces,
+        endpoint: endpoint.as_deref(),
+        arrival: terms.arrival,
+    };
+    let mut rounds = Rounds::new(node, &mut own, key);
+    let outcome = lead(terms, &mut rounds);
+    let line = rounds.over(&outcome);
+    match outcome {
+        Outcome::Go { port, .. } => {
+            if step.rank == 0 {
+                notes(place, port, endpoint.as_deref());
+            }
+            let port = place.named.unwrap_or(port);
+            gate.go(port);
+            port
+        }
+        Outcome::Unreached(_) | Outcome::Lost | Outcome::NoPort(_) if warn => {
+            let line = line
+                .map(|line| one_line(&format!("palingenesis: warning: {line}; the node's ranks start all the same")));
+            to_stderr(&line.unwrap_or_default());
+            let port = first_port(place);
+            gate.go(port);
+            port
+        }
+        _ => {
+            match (line, outcome) {
+                (Some(line), _) => say_why(gate, &line),
+                (None, Outcome::Stop(why) | Outcome::Failed(why)) => gate.keep_refusal(reason(&why)),
+                _ => {}
+            }
+            gate.close();
+            exit_now(EXIT_REFUSED)
+        }
+    }
+}
+
+/// What rank 0's node says of the port once the nodes have met.
+fn notes(place: &MeetingPlace, port: u16, endpoint: Option<&str>) {
+    let mut lines = String::new();
+    let rank0 = place.nodes.first().map(String::as_str).unwrap_or_default();
+    let before = place.ports.iter().position(|tried| *tried == port).unwrap_or(0);
+    if before > 0 && place.named.is_none() {
+        lines.push_str(&format!("palingenesis: note: {}\n", texts::settled(&place.ports[..before], rank0, port)));
+    }
+    if let Some(endpoint) = endpoint {
+        let at = place.addresses.first().map_or(place.host.clone(), ToString::to_string);
+        let at = if at.contains(':') { format!("[{at}]:{port}") } else { format!("{at}:{port}") };
+        lines.push_str(&one_line(&format!("palingenesis: note: {}", texts::untested(endpoint, &at))));
+    }
+    to_stderr(&lines);
+}
+
+/// Why rank 0 could not listen on the port that somebody named. As the training will:
+/// with SO_REUSEADDR, which std sets.
+fn taken(port: u16, node: &str) -> Option<String> {
+    let bound = match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
+        Err(error) if error.kind() != io::ErrorKind::AddrInUse => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+        bound => bound,
+    };
+    let error = bound.err()?;
+    (error.kind() == io::ErrorKind::AddrInUse).then(|| {
+        let found = listener::of("/".as_ref(), port);
+        texts::taken(port, node, &texts::Holder { process: found.process, user: found.user })
+    })
+}
