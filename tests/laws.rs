@@ -104,18 +104,10 @@ impl Scope {
             Scope::Rank1 => ":rank=1",
         }
     }
+}
 
-    /// The ranks that must not run when the fault comes before the command. A
-    /// lone rank stops those of its own node. Those of the other node run on:
-    /// to stop them too needs a check between the nodes, which does not exist
-    /// yet.
-    fn stopped(self) -> BTreeSet<u32> {
-        match self {
-            Scope::All => (0..6).collect(),
-            Scope::Node1 => (3..6).collect(),
-            Scope::Rank1 => (0..3).collect(),
-        }
-    }
+fn all() -> BTreeSet<u32> {
+    (0..6).collect()
 }
 
 /// Hooks of srun (local) and slurmstepd (remote), and where in a step a fault
@@ -145,8 +137,8 @@ fn matrix(cluster: &Cluster, mode: &str, kind: &str) {
             cluster.load(mode, &fault);
             let (said, ran) = six(cluster, "--palingenesis", 0);
             assert_eq!(said.code, REFUSED, "{what}: {said:?}");
-            let meant: BTreeSet<u32> = &Scope::All.stopped() - &scope.stopped();
-            assert_eq!(ran, meant, "{what}: {said:?}");
+            // A lone rank, or a lone node, stops the whole step.
+            assert_eq!(ran, BTreeSet::new(), "{what}: {said:?}");
             // srun's own fault is told once, a node's once per node.
             let lines = if *context == "remote" && *scope == Scope::All { 2 } else { 1 };
             assert_eq!(said.err.lines().count(), lines, "{what}: {said:?}");
@@ -156,7 +148,7 @@ fn matrix(cluster: &Cluster, mode: &str, kind: &str) {
                 assert!(line.contains("--palingenesis=off"), "{what}: no way out: {line}");
             }
             let (said, ran) = six(cluster, "--palingenesis=off", 3);
-            assert_eq!((said.code, ran, said.err.as_str()), (3, Scope::All.stopped(), ""), "off: {what}");
+            assert_eq!((said.code, ran, said.err.as_str()), (3, all(), ""), "off: {what}");
             cluster.unharmed(&what);
         }
     }
@@ -167,7 +159,7 @@ fn matrix(cluster: &Cluster, mode: &str, kind: &str) {
             cluster.load(mode, &fault);
             for code in [0, 3] {
                 let (said, ran) = six(cluster, "--palingenesis", code);
-                assert_eq!((said.code, ran), (code, Scope::All.stopped()), "{what}: {}", said.err);
+                assert_eq!((said.code, ran), (code, all()), "{what}: {}", said.err);
                 for line in said.err.lines() {
                     assert!(line.contains(&format!("internal fault in slurm_spank_{hook}: ")), "{what}: {line}");
                 }
@@ -246,7 +238,7 @@ fn slurmd_starts_and_ends_with_faults_in_its_own_hooks() {
                 assert!(now != cluster.slurmds && now.lines().count() == 2, "{now}");
                 cluster.slurmds = now;
                 let (said, ran) = six(&cluster, "--palingenesis", 3);
-                assert_eq!((said.code, ran, said.err.as_str()), (3, Scope::All.stopped(), ""), "{mode} {kind}");
+                assert_eq!((said.code, ran, said.err.as_str()), (3, all(), ""), "{mode} {kind}");
                 cluster.unharmed(&format!("{mode} {kind} in slurmd"));
             }
         }
@@ -277,17 +269,36 @@ fn a_slow_hook_delays_the_job_and_changes_nothing_else() {
 /// The sandbox has proctrack/linuxproc, which spares processes that are still
 /// named slurmstepd: scancel would leave the rank, and the node would drain.
 #[test]
-fn a_rank_that_hangs_before_the_start_holds_the_others_until_the_deadline_only() {
+fn a_rank_that_hangs_before_the_start_stops_the_step_at_the_deadline() {
     let Some(cluster) = Cluster::two_nodes("hang") else { return };
     for mode in MODES {
         cluster.load(mode, "gate=3 fault=task_init:hang:rank=1");
-        let said = cluster.run(
+        let (said, ran) = six(&cluster, "--palingenesis", 0);
+        // Slurm ended the rank that hangs: 128 + SIGKILL, as srun reports it.
+        assert_eq!((said.code, ran), (137, BTreeSet::new()), "{said:?}");
+        assert!(said.took > Duration::from_secs(2) && said.took < Duration::from_secs(30), "{said:?}");
+        let ours = said.ours();
+        assert_eq!(ours.len(), 1, "{said:?}");
+        assert!(ours[0].contains("error: local rank 1 on n1 did not come to the start within 3 s"), "{}", ours[0]);
+        cluster.load(mode, "");
+        cluster.unharmed("a hanging rank");
+    }
+}
+
+/// With preflight=warn, and without a pre-flight, the others start.
+#[test]
+fn a_rank_that_hangs_before_the_start_holds_the_others_until_the_deadline_only() {
+    let Some(cluster) = Cluster::two_nodes("hang-warn") else { return };
+    for (mode, preflight) in [("optional", "warn"), ("required", "off")] {
+        cluster.load(mode, "gate=3 fault=task_init:hang:rank=1");
+        let said = cluster.run(&format!(
             "cd; rm -f ran.*; date +%s
-             srun -Q -N2 -n4 --ntasks-per-node=2 --palingenesis sh -c 'date +%s >ran.$RANK; sleep 100' &
-             for i in {1..250}; do [ -s ran.0 ] && [ -s ran.2 ] && [ -s ran.3 ] && break; sleep 0.1; done
+             srun -Q -N2 -n4 --ntasks-per-node=2 --palingenesis=preflight={preflight} \
+                 sh -c 'date +%s >ran.$RANK; sleep 100' &
+             for i in {{1..250}}; do [ -s ran.0 ] && [ -s ran.2 ] && [ -s ran.3 ] && break; sleep 0.1; done
              cat ran.0 ran.2; ls ran.*
              scancel $(squeue -h -o %A); date +%s; wait $!; echo code $?; date +%s",
-        );
+        ));
         let lines: Vec<&str> = said.out.lines().collect();
         let [start, rank0, rank2, "ran.0", "ran.2", "ran.3", cancelled, code, ended] = lines[..] else {
             panic!("{said:?}")
@@ -295,7 +306,9 @@ fn a_rank_that_hangs_before_the_start_holds_the_others_until_the_deadline_only()
         let second = |text: &str| text.parse::<u64>().expect("seconds");
         assert!(second(rank0) >= second(start) + 2, "rank 0 did not wait for rank 1: {said:?}");
         assert!(second(rank0) <= second(start) + 20, "rank 0 waited too long: {said:?}");
-        assert!(second(rank2) <= second(rank0), "the other node waited too: {said:?}");
+        if preflight == "off" {
+            assert!(second(rank2) <= second(rank0), "the other node waited too: {said:?}");
+        }
         assert_ne!(code, "code 0", "{said:?}");
         assert!(second(ended) <= second(cancelled) + 20, "scancel did not end it: {said:?}");
         let ours = said.ours();
@@ -307,16 +320,22 @@ fn a_rank_that_hangs_before_the_start_holds_the_others_until_the_deadline_only()
 }
 
 #[test]
-fn a_rank_that_dies_before_the_start_is_not_waited_for() {
+fn a_rank_that_dies_before_the_start_stops_the_step() {
     let Some(cluster) = Cluster::two_nodes("kill") else { return };
     for mode in MODES {
         cluster.load(mode, "gate=600 fault=task_init:kill:rank=1");
+        let (said, ran) = six(&cluster, "--palingenesis", 0);
+        // 128 + SIGKILL, as srun reports the rank that was killed.
+        assert_eq!((said.code, ran), (137, BTreeSet::new()), "{said:?}");
+        assert!(said.took < Duration::from_secs(20), "{said:?}");
+        let ours = said.ours();
+        assert_eq!(ours.len(), 1, "{said:?}");
+        assert!(ours[0].contains("error: local rank 1 on n1 ended before the start"), "{}", ours[0]);
+        cluster.load(mode, "gate=600 fault=task_init:kill:rank=1");
         // A second longer: where a signal ended a task, srun drops at the last one's end
         // what it has not read yet (src/api/step_launch.c, slurm_step_launch_wait_finish).
-        let (said, ran) = six_that(&cluster, "--palingenesis", "sleep 1");
-        // 128 + SIGKILL, as srun reports it.
+        let (said, ran) = six_that(&cluster, "--palingenesis=preflight=warn", "sleep 1");
         assert_eq!((said.code, ran), (137, BTreeSet::from([0, 2, 3, 4, 5])), "{said:?}");
-        assert!(said.took < Duration::from_secs(40), "{said:?}");
         let ours = said.ours();
         assert_eq!(ours.len(), 1, "{said:?}");
         assert!(ours[0].contains("warning: local rank 1 on n1 ended before the start"), "{}", ours[0]);

@@ -9,6 +9,7 @@ use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -16,6 +17,7 @@ use super::ffi;
 use crate::act::environment::TaskEnvironment;
 use crate::act::launch::TaskCommand;
 use crate::facts::Environment;
+use crate::system::child;
 
 /// A SPANK call that did not work.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -50,6 +52,9 @@ type RegisterOption = unsafe extern "C" fn(ffi::spank_t, *mut ffi::spank_option)
 type PrependArgv = unsafe extern "C" fn(ffi::spank_t, c_int, *mut *const c_char) -> c_int;
 type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
 type Log = unsafe extern "C" fn(*const c_char, ...);
+
+/// A number that is not given (slurm.h).
+const NO_VAL: u32 = 0xffff_fffe;
 
 /// slurm_step_id_t of slurm.h up to 24.05. Later releases begin with a SLUID.
 #[repr(C)]
@@ -475,8 +480,8 @@ impl Layout {
         let (get, host_name) = unsafe {
             (find::<LayoutGet>(c"slurm_job_step_layout_get")?, find::<LayoutHostName>(c"slurm_step_layout_host_name")?)
         };
-        // NO_VAL: no het component; 0: the first one of `srun a : b`.
-        for step_het_comp in [0xffff_fffe, 0] {
+        // No het component; 0: the first one of `srun a : b`.
+        for step_het_comp in [NO_VAL, 0] {
             let id = || StepId { job_id, step_het_comp, step_id, room: [0; 4] };
             let (mut old, mut new) = (id(), StepIdWithSluid { sluid: 0, id: id() });
             let new: *mut c_void = (&raw mut new).cast();
@@ -514,6 +519,43 @@ impl Drop for Layout {
             unsafe { free(self.layout) };
         }
     }
+}
+
+type KillStep = unsafe extern "C" fn(u32, u32, u16, u16) -> c_int;
+type KillStepOfId = unsafe extern "C" fn(*mut c_void, u16, u16) -> c_int;
+
+/// How long the controller may take to end a step.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// Asks the controller, as the user, to end a step; in a child, for the call has no
+/// deadline, and Slurm's locks may be held by a thread that a fork does not take along.
+/// Whether it said yes. The function took numbers until 24.11 (the flags came between,
+/// and a function without them does not look at them) and takes an id in 26.05; for a
+/// release between the two it is not called: as the other's, an argument would name
+/// another job, or no memory.
+pub fn end_step(job_id: u32, step_id: u32) -> bool {
+    const SIGKILL: u16 = libc::SIGKILL as u16;
+    let answer = child::run(ENDING, || {
+        let code = match super::RELEASE {
+            release if release <= (24, 11) => {
+                // SAFETY: the signature of slurm.h up to 24.11; tests/abi.rs compares the headers.
+                unsafe { find::<KillStep>(c"slurm_kill_job_step") }
+                    // SAFETY: numbers only.
+                    .map(|kill| unsafe { kill(job_id, step_id, SIGKILL, 0) })
+            }
+            release if release >= (26, 5) => {
+                let id = StepId { job_id, step_het_comp: NO_VAL, step_id, room: [0; 4] };
+                let mut id = StepIdWithSluid { sluid: 0, id };
+                // SAFETY: the signature of slurm.h since 26.05.
+                unsafe { find::<KillStepOfId>(c"slurm_kill_job_step") }
+                    // SAFETY: the id lives through the call and is as long as Slurm reads.
+                    .map(|kill| unsafe { kill((&raw mut id).cast(), SIGKILL, 0) })
+            }
+            _ => None,
+        };
+        vec![u8::from(code == Some(0))]
+    });
+    answer.is_ok_and(|answer| answer == [1])
 }
 
 /// NodeAddr of `node`, as the controller knows it, else as slurm.conf says.

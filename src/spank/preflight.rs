@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::gate::{Gate, Roll, Verdict};
-use super::host::Handle;
+use super::host::{self, Handle};
 use super::kept::lock;
 use super::slurmstepd::with_node;
 use super::task::{Handed, Patience};
@@ -117,7 +117,33 @@ pub fn tell_the_others(why: &str) {
         if !leads {
             terms.arrival = terms.arrival.min(TAKING_OVER);
         }
-        lead(&terms, &mut Failing(bare(why)));
+        if !say_so(&terms, why) {
+            end_the_step(&known.step, known.settings.preflight);
+        }
+    }
+}
+
+/// Meets the others to say that no rank starts. `false`: it did not come to it, and they
+/// still wait.
+fn say_so(terms: &Terms, why: &str) -> bool {
+    let began = Instant::now();
+    lead(terms, &mut Failing(bare(why)));
+    // The rounds end early where the others know; see `farewell` and `HOPE` there.
+    let longest = (terms.arrival / 10).min(Duration::from_secs(30));
+    terms.node_rank == 0 || !(terms.addresses.is_empty() || began.elapsed() >= longest)
+}
+
+/// How long what was told takes to srun at most. It drops what it has not read when a
+/// signal ends the last task.
+const READING: Duration = Duration::from_millis(500);
+
+/// The last resort where the others cannot be told, or have ranks that do not listen:
+/// Slurm ends the step, so that nobody waits for the rest of the time. Not in a het step,
+/// which has several, and not where the ranks are to start all the same.
+fn end_the_step(step: &Step, preflight: Preflight) {
+    std::thread::sleep(READING);
+    if !step.het && step.components.is_empty() && preflight == Preflight::On {
+        host::end_step(step.job_id, step.step_id);
     }
 }
 
@@ -256,7 +282,9 @@ fn follow(
             && let Some(mut terms) = known.terms()
         {
             terms.arrival = terms.arrival.min(TAKING_OVER);
-            lead(&terms, &mut Failing(what));
+            if !say_so(&terms, &what) || late.is_some() {
+                end_the_step(step, settings.preflight);
+            }
         }
         exit_now(EXIT_REFUSED);
     }
@@ -284,6 +312,8 @@ struct AtGate<'a> {
     patience: Patience,
     end: Instant,
     failed: Option<String>,
+    /// Whether that is because a rank did not come: it does not know of it.
+    late: bool,
 }
 
 impl AtGate<'_> {
@@ -296,6 +326,7 @@ impl AtGate<'_> {
             }
             return Ranks::Here;
         }
+        self.late = late.is_some();
         self.fail(&format!("{what}: {}", texts::STOPPED))
     }
 
@@ -353,7 +384,7 @@ fn lead_the_node(
     let step = facts.step;
     gate.arrive(step.local_rank);
     let warn = settings.preflight == Preflight::Warn;
-    let mut own = AtGate { gate, step, warn, patience, end: patience.end(Instant::now()), failed: None };
+    let mut own = AtGate { gate, step, warn, patience, end: patience.end(Instant::now()), failed: None, late: false };
     if let Some(taken) = place.named.filter(|_| place.node_rank == 0).and_then(|port| taken(port, &step.node)) {
         own.fail(&taken);
     }
@@ -370,11 +401,12 @@ fn lead_the_node(
         variables: &variables,
         interfaces: facts.interfaces,
         endpoint: endpoint.as_deref(),
-        arrival: terms.arrival,
     };
     let mut rounds = Rounds::new(node, &mut own, key);
     let outcome = lead(terms, &mut rounds);
+    let nodes_late = rounds.late();
     let line = rounds.over(&outcome);
+    let untold = own.late || nodes_late || matches!(outcome, Outcome::Unreached(_) | Outcome::NoPort(_));
     match outcome {
         Outcome::Go { port, .. } => {
             if step.rank == 0 {
@@ -399,6 +431,9 @@ fn lead_the_node(
                 _ => {}
             }
             gate.close();
+            if untold {
+                end_the_step(step, settings.preflight);
+            }
             exit_now(EXIT_REFUSED)
         }
     }

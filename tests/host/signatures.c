@@ -53,6 +53,14 @@ IS(slurm_job_step_layout_free, void, slurm_step_layout_t *);
 IS(slurm_load_node_single, int, node_info_msg_t **, char *, uint16_t);
 IS(slurm_print_node_info_msg, void, FILE *, node_info_msg_t *, int);
 IS(slurm_free_node_info_msg, void, node_info_msg_t *);
+/* Called with a fourth argument where there is none: it stays in a register. */
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(26, 5, 0)
+IS(slurm_kill_job_step, int, slurm_step_id_t *, uint16_t, uint16_t);
+#elif SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(24, 11, 0)
+IS(slurm_kill_job_step, int, uint32_t, uint32_t, uint16_t, uint16_t);
+#elif SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(22, 6, 0)
+IS(slurm_kill_job_step, int, uint32_t, uint32_t, uint16_t);
+#endif
 
 /* Our StepId, and StepIdWithSluid since 24.11. */
 #if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(24, 11, 0)

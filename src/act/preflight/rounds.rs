@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -58,8 +58,6 @@ pub struct Node<'a> {
     pub interfaces: &'a [Interface],
     /// Where the launchers meet, where that is not at our port.
     pub endpoint: Option<&'a str>,
-    /// How long the others are waited for.
-    pub arrival: Duration,
 }
 
 /// What goes on in the node's gate.
@@ -122,11 +120,14 @@ pub struct Rounds<'a> {
     own: &'a mut dyn Own,
     key: Key,
     listening: Option<Listening>,
+    began: Instant,
     stage: Stage,
     tokens: Vec<Token>,
     warm: Option<WarmSpec>,
     /// Why no rank starts, where this node found it.
     decided: Option<String>,
+    /// Whether it is that nodes did not come.
+    late: bool,
     /// When it was last told who is waited for, in seconds.
     told: u64,
 }
@@ -140,10 +141,12 @@ impl<'a> Rounds<'a> {
             own,
             key: key.derive("ring"),
             listening: None,
+            began: Instant::now(),
             stage: Stage::Nothing,
             tokens: Vec::new(),
             warm,
             decided: None,
+            late: false,
             told: 0,
         }
     }
@@ -356,6 +359,11 @@ impl<'a> Rounds<'a> {
         }
     }
 
+    /// Whether it ended because nodes did not come: their ranks do not know of it.
+    pub fn late(&self) -> bool {
+        self.late
+    }
+
     /// The end, with what this node tells the user of it.
     pub fn over(mut self, outcome: &Outcome) -> Option<String> {
         self.clean(matches!(outcome, Outcome::Go { .. }));
@@ -378,7 +386,7 @@ impl<'a> Rounds<'a> {
                     host: &place.host,
                     ways: &ways,
                     interfaces: self.node.interfaces,
-                    seconds: self.node.arrival.as_secs(),
+                    seconds: self.began.elapsed().as_secs().max(1),
                     named: place.named,
                 }))
             }
@@ -433,6 +441,7 @@ impl Leader for Rounds<'_> {
             self.own.say(&one_line(&format!("palingenesis: warning: {text}; the others start without them")));
             return self.go();
         }
+        self.late = true;
         self.stop(text)
     }
 
