@@ -498,7 +498,8 @@ fn a_second_copy_of_the_plugin_changes_nothing() {
 }
 
 /// Slurm drops the option on a node whose plugstack.conf lacks the plugin, runs
-/// the step and says so in that node's log only.
+/// the step and says so in that node's log only. (With the pre-flight the step stops;
+/// see tests/preflight_start.rs.)
 #[test]
 fn a_node_without_the_plugin_gives_its_tasks_no_rank() {
     let arguments = ["--nodes", "2", "--cores", "4", "--namespace-per-node"];
@@ -507,12 +508,12 @@ fn a_node_without_the_plugin_gives_its_tasks_no_rank() {
     let on_n2 = ["--as-root", "--node", "n2"];
     let hide = ": >/run/no-plugstack && mount --bind /run/no-plugstack /etc/slurm/plugstack.conf";
     cluster.sandbox.run_as(&on_n2, hide, 10).ok();
-    let line = "srun -Q -N2 -n4 --ntasks-per-node=2 --palingenesis sh -c \
+    let line = "srun -Q -N2 -n4 --ntasks-per-node=2 --palingenesis=preflight=off sh -c \
                 'echo $SLURM_PROCID rank:$RANK master:${MASTER_ADDR:+set} ours:$(env | grep -c ^SLURM_PALINGENESIS_)' | sort";
     let said = cluster.run(line).ok();
     assert_eq!(
         said.out,
-        "0 rank:0 master:set ours:0\n1 rank:1 master:set ours:0\n2 rank: master: ours:3\n3 rank: master: ours:3\n",
+        "0 rank:0 master:set ours:0\n1 rank:1 master:set ours:0\n2 rank: master: ours:4\n3 rank: master: ours:4\n",
         "{said:?}"
     );
 }

@@ -123,14 +123,20 @@ pub fn tell_the_others(why: &str) {
     }
 }
 
-/// Meets the others to say that no rank starts. `false`: it did not come to it, and they
-/// still wait.
+/// Meets the others to say that no rank starts. `false`: some do not know, and wait.
 fn say_so(terms: &Terms, why: &str) -> bool {
-    let began = Instant::now();
-    lead(terms, &mut Failing(bare(why)));
-    // The rounds end early where the others know; see `farewell` and `HOPE` there.
-    let longest = (terms.arrival / 10).min(Duration::from_secs(30));
-    terms.node_rank == 0 || !(terms.addresses.is_empty() || began.elapsed() >= longest)
+    let mut failing = Failing { why: bare(why), stopping: None };
+    lead(terms, &mut failing);
+    !(terms.node_rank > 0 && terms.addresses.is_empty()) && told_in_time(terms, failing.stopping)
+}
+
+/// Whether all that the rounds still waited for when it was decided that no rank starts
+/// came to be told: else they wait until a tenth of the arrival time is over, and for
+/// rank 0's node no longer than they hope for it (see `farewell` and `HOPE` there).
+fn told_in_time(terms: &Terms, stopping: Option<Instant>) -> bool {
+    let hope = if terms.node_rank == 0 { Duration::MAX } else { Duration::from_secs(30) };
+    let longest = (terms.arrival / 10).min(hope).saturating_sub(Duration::from_millis(100));
+    stopping.is_none_or(|stopping| stopping.elapsed() < longest)
 }
 
 /// How long what was told takes to srun at most. It drops what it has not read when a
@@ -153,11 +159,15 @@ fn bare(line: &str) -> String {
 }
 
 /// A leader whose node cannot start.
-struct Failing(String);
+struct Failing {
+    why: String,
+    /// Since when those that do not know are waited for.
+    stopping: Option<Instant>,
+}
 
 impl Leader for Failing {
     fn ranks(&mut self) -> Ranks {
-        Ranks::Failed(format!("{SAID}{}", self.0))
+        Ranks::Failed(format!("{SAID}{}", self.why))
     }
 
     fn work(&mut self, _question: &[u8]) -> Box<dyn Work> {
@@ -165,14 +175,18 @@ impl Leader for Failing {
     }
 
     fn next(&mut self, _round: usize, _answers: &[Vec<u8>]) -> Next {
-        Next::Stop(self.0.clone())
+        Next::Stop(self.why.clone())
     }
 
     fn without(&mut self, _waiting: &Waiting) -> Next {
-        Next::Stop(self.0.clone())
+        Next::Stop(self.why.clone())
     }
 
     fn tell(&mut self, _waiting: &Waiting) {}
+
+    fn stopping(&mut self, _outcome: &Outcome) {
+        self.stopping.get_or_insert_with(Instant::now);
+    }
 }
 
 struct Nothing;
@@ -314,6 +328,8 @@ struct AtGate<'a> {
     failed: Option<String>,
     /// Whether that is because a rank did not come: it does not know of it.
     late: bool,
+    /// Since when those that do not know that no rank starts are waited for.
+    stopping: Option<Instant>,
 }
 
 impl AtGate<'_> {
@@ -361,6 +377,7 @@ impl Own for AtGate<'_> {
 
     fn stop(&mut self) {
         self.gate.close();
+        self.stopping.get_or_insert_with(Instant::now);
     }
 
     fn say(&mut self, lines: &str) {
@@ -384,7 +401,16 @@ fn lead_the_node(
     let step = facts.step;
     gate.arrive(step.local_rank);
     let warn = settings.preflight == Preflight::Warn;
-    let mut own = AtGate { gate, step, warn, patience, end: patience.end(Instant::now()), failed: None, late: false };
+    let mut own = AtGate {
+        gate,
+        step,
+        warn,
+        patience,
+        end: patience.end(Instant::now()),
+        failed: None,
+        late: false,
+        stopping: None,
+    };
     if let Some(taken) = place.named.filter(|_| place.node_rank == 0).and_then(|port| taken(port, &step.node)) {
         own.fail(&taken);
     }
@@ -406,7 +432,8 @@ fn lead_the_node(
     let outcome = lead(terms, &mut rounds);
     let nodes_late = rounds.late();
     let line = rounds.over(&outcome);
-    let untold = own.late || nodes_late || matches!(outcome, Outcome::Unreached(_) | Outcome::NoPort(_));
+    let told = told_in_time(terms, own.stopping);
+    let untold = own.late || nodes_late || !told || matches!(outcome, Outcome::Unreached(_) | Outcome::NoPort(_));
     match outcome {
         Outcome::Go { port, .. } => {
             if step.rank == 0 {
