@@ -36,7 +36,7 @@ const SHARED: &[Cache] = &[
     Cache { name: UV_CACHE, folder: UV_FOLDER, why: "packages that uv installs, loaded once for all nodes" },
 ];
 
-const UV_CACHE: &str = "UV_CACHE_DIR";
+pub(super) const UV_CACHE: &str = "UV_CACHE_DIR";
 const UV_FOLDER: &str = "uv";
 const UV_LINK: &str = "UV_LINK_MODE";
 
@@ -62,6 +62,11 @@ const LOCAL: &[Cache] = &[
 
 /// Variables that must name a directory which all nodes share.
 pub(super) const MUST_BE_SHARED: &[&str] = &["HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "NEMO_HOME"];
+
+/// Variables that `cache=` sets.
+pub(super) fn below_cache() -> impl Iterator<Item = &'static str> {
+    SHARED.iter().map(|cache| cache.name)
+}
 
 /// Variables that must name a directory on the node.
 pub(super) fn must_be_local() -> impl Iterator<Item = &'static str> {

@@ -2,18 +2,75 @@
 //!
 //! Rank 0's node leaves a token in each of [`places`], every node says what it sees of it
 //! ([`Seen`]), and [`judge`] says what follows. `act::preflight::shared` does it.
+//!
+//! What is wrong with `output=` is an error, for it was given to be looked at, and a
+//! checkpoint in pieces is found out when it is needed. The caches' are warnings: training
+//! that loads for each node what one could have loaded for all is slow, and only where rank
+//! 0 prepares what the others read does it fail.
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Settings;
+use crate::config::{Settings, WarmPer, check_directory};
 use crate::facts::Environment;
-use crate::facts::directories::{Fault, Here};
+use crate::facts::directories::{Fault, Here, What};
 use crate::facts::mounts::Mount;
-use crate::plan::checks::Rule;
-use crate::plan::{Plan, Warning};
+use crate::plan::caches::{MUST_BE_SHARED, UV_CACHE, below_cache, shown, words, wrong_path};
+use crate::plan::checks::{Phase, Rule, elsewhere};
+use crate::plan::{Plan, Severity, Warning};
 
 /// The checks that look at directories.
-pub const RULES: &[Rule] = &[];
+pub const RULES: &[Rule] = &[
+    elsewhere(
+        SHARED,
+        Phase::Between,
+        Severity::Error,
+        "output= that is another directory on some node, or that does not answer there; a warning for caches and for uv's environment after the warm-up",
+    ),
+    elsewhere(MISSING, Phase::Between, Severity::Error, "output= that does not exist and cannot be made"),
+    elsewhere(WRITE, Phase::Between, Severity::Error, "output= in which a node can write no file, and why"),
+    elsewhere(
+        SPACE,
+        Phase::Between,
+        Severity::Error,
+        "output= without room for a byte or a file; a warning below 1 GiB or 1 % of either",
+    ),
+    elsewhere(
+        SLOW,
+        Phase::Between,
+        Severity::Info,
+        "output= or a cache where a node sees a new file only after more than 2 s",
+    ),
+];
+
+const SHARED: &str = "dir-shared";
+const MISSING: &str = "dir-missing";
+const WRITE: &str = "dir-write";
+const SPACE: &str = "dir-space";
+const SLOW: &str = "dir-slow";
+
+const OUTPUT: &str = "output";
+const CACHE: &str = "cache";
+const UV_ENVIRONMENT: &str = "UV_PROJECT_ENVIRONMENT";
+const VENV: &str = ".venv";
+
+/// Places that are looked at, at the most.
+pub const MOST: usize = 8;
+
+/// Begins the name of the directory in which tokens lie; the user's id follows.
+pub const FOLDER: &str = ".palingenesis-preflight-";
+
+/// A file that another node sees later than this is worth a word, in milliseconds.
+const SLOWLY: u64 = 2000;
+
+/// Less room than this is worth a word.
+const LITTLE: u64 = 1 << 30;
+
+/// Or less than a hundredth, where that is not very much all the same.
+const MUCH: u64 = 1 << 40;
+
+/// The same of files.
+const FEW_FILES: u64 = 1000;
+const MANY_FILES: u64 = 1_000_000;
 
 /// When directories are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +81,17 @@ pub enum Moment {
     Warmed,
 }
 
+/// What to do about a place that is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Absence {
+    /// Rank 0's node makes it; the directory above it must be there.
+    Make,
+    /// Programs make it later: the nearest directory above it tells as much.
+    Above,
+    /// Nothing.
+    Leave,
+}
+
 /// A directory that all nodes should share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
@@ -31,8 +99,8 @@ pub struct Place {
     pub what: String,
     /// Absolute.
     pub path: String,
-    /// Whether rank 0's node makes it.
-    pub make: bool,
+    /// Where it does not exist.
+    pub absence: Absence,
     /// Whether every node must be able to write there.
     pub write: bool,
 }
@@ -45,12 +113,16 @@ pub struct Token {
     pub what: String,
     /// [`Place::path`] on rank 0's node.
     pub path: String,
+    /// Whose it is: ends the name of the directory it lies in.
+    pub owner: u32,
     /// The file's name; `None` where none could be made.
     pub name: Option<String>,
     /// The file's content.
     pub content: String,
     /// Whether the place itself was made for it.
     pub made: bool,
+    /// Why there is none.
+    pub fault: Option<Fault>,
 }
 
 /// What became of a token on a node.
@@ -89,18 +161,370 @@ pub struct Seen {
     pub inode: Option<u64>,
 }
 
-/// The directories to look at. `environment` is the rank's as it was before the plan.
-pub fn places(
-    _plan: &Plan,
-    _settings: &Settings,
-    _environment: &Environment,
-    _here: &Here,
-    _moment: Moment,
-) -> Vec<Place> {
-    Vec::new()
+impl Seen {
+    /// Of a place of which nothing is known yet.
+    pub fn new(what: &str, path: &str, sight: Sight) -> Seen {
+        Seen {
+            what: what.into(),
+            path: path.into(),
+            sight,
+            fault: None,
+            write: None,
+            space: None,
+            files: None,
+            mount: None,
+            inode: None,
+        }
+    }
 }
 
-/// What the nodes saw, by node rank, has against a start.
-pub fn judge(_seen: &[(String, Vec<Seen>)], _moment: Moment) -> Vec<Warning> {
-    Vec::new()
+/// The directories to look at. `settings` with the site file's below them; `environment`
+/// as the rank had it before the plan.
+pub fn places(plan: &Plan, settings: &Settings, environment: &Environment, here: &Here, moment: Moment) -> Vec<Place> {
+    let mut places: Vec<Place> = Vec::new();
+    let mut add = |what: &str, path: &str, absence, write| {
+        let path = path.trim_end_matches('/');
+        if !path.is_empty() && check_directory(path).is_ok() && !places.iter().any(|place| place.path == path) {
+            places.push(Place { what: what.into(), path: path.into(), absence, write });
+        }
+    };
+    let value = |name: &str| -> Option<&str> {
+        let ours = plan.env.iter().find(|variable| variable.name == name).map(|variable| variable.value.as_str());
+        let left = || environment.get(name).filter(|_| !plan.unset.iter().any(|note| note.name == name));
+        ours.or_else(left).filter(|value| !value.is_empty())
+    };
+    let root = settings.cache.as_ref().map(|root| format!("{}/", root.trim_end_matches('/')));
+    let of_cache = |path: &str| root.as_ref().is_some_and(|root| path.starts_with(root.as_str()));
+    let warms = settings.warm.is_some() && settings.warm_per == WarmPer::Step;
+    if let Some(output) = settings.output.as_ref().filter(|_| moment == Moment::Start) {
+        add(OUTPUT, output, Absence::Make, true);
+    }
+    // A warm-up may be what makes it.
+    if (moment == Moment::Warmed) == warms
+        && let Some(path) = below_cache().find_map(|name| value(name).filter(|path| of_cache(path)))
+    {
+        add(CACHE, path, Absence::Above, false);
+    }
+    match moment {
+        Moment::Start if plan.step.nodes > 1 => {
+            for name in MUST_BE_SHARED.iter().chain([&UV_CACHE]) {
+                let own = value(name).filter(|path| !of_cache(path) && wrong_path(name, path).is_none());
+                if let Some(path) = own {
+                    add(name, path, Absence::Above, false);
+                }
+            }
+        }
+        Moment::Warmed => {
+            let below = |path: &str| match (path.starts_with('/'), &here.folder) {
+                (true, _) => Some(path.to_string()),
+                (false, folder) => folder.as_ref().map(|folder| format!("{}/{path}", folder.trim_end_matches('/'))),
+            };
+            let named = value(UV_ENVIRONMENT).map(|path| (UV_ENVIRONMENT, path));
+            let uv = settings.warm.as_deref().is_some_and(runs_uv).then_some((VENV, VENV));
+            if let Some((what, path)) = named.or(uv)
+                && let Some(path) = below(path)
+            {
+                add(what, &path, Absence::Leave, false);
+            }
+        }
+        Moment::Start => {}
+    }
+    places.truncate(MOST);
+    places
+}
+
+/// Whether a command line has uv in it.
+fn runs_uv(command: &str) -> bool {
+    command.split(|c: char| c.is_whitespace() || "/;&|()".contains(c)).any(|word| word == "uv")
+}
+
+/// Nodes of which the same is to be said.
+struct Group<'a> {
+    said: String,
+    nodes: Vec<&'a str>,
+}
+
+/// What the nodes saw, by node rank, rank 0's the first, has against a start.
+pub fn judge(seen: &[(String, Vec<Seen>)], moment: Moment) -> Vec<Warning> {
+    let Some((_, places)) = seen.first() else { return Vec::new() };
+    let mut found = Vec::new();
+    for place in places {
+        let all: Vec<(&str, &Seen)> = seen
+            .iter()
+            .filter_map(|(node, seen)| Some((node.as_str(), seen.iter().find(|seen| seen.what == place.what)?)))
+            .collect();
+        Judge { all, nodes: seen.len(), moment }.place(place, &mut found);
+    }
+    found
+}
+
+/// One place on all nodes, rank 0's the first.
+struct Judge<'a> {
+    all: Vec<(&'a str, &'a Seen)>,
+    nodes: usize,
+    moment: Moment,
+}
+
+impl<'a> Judge<'a> {
+    fn place(&self, first: &Seen, found: &mut Vec<Warning>) {
+        let name = named(first);
+        let output = first.what == OUTPUT;
+        let mut add = |id, severity, message, cure| found.push(Warning { id, severity, message, cure });
+        let absent = |seen: &Seen| matches!(&seen.fault, Some(Fault { what: What::Missing, .. }));
+        let not_same = self.severity(first);
+        for Group { said, nodes } in self.groups(|_, seen| match &seen.fault {
+            Some(Fault { what: What::Silent(why), .. }) => Some(shown(why)),
+            _ => None,
+        }) {
+            let message = format!("{name} does not answer on {}: {said}", self.list(&nodes));
+            let severity = if output { Severity::Error } else { Severity::Warning };
+            add(SHARED, severity, message, format!("tell the cluster's admins, or {}", other(first)));
+        }
+        // Nothing more can be said of the others.
+        if let Some(fault) = &first.fault {
+            if output && !matches!(fault.what, What::Silent(_)) {
+                let (node, _) = self.all[0];
+                let (severity, cure) = self.of_fault(first, fault);
+                let cannot = if absent(first) { "does not exist" } else { "cannot be used" };
+                let id = if absent(first) { MISSING } else { WRITE };
+                add(id, severity, format!("{name} {cannot} on {node}: {}", words(fault)), cure);
+            }
+            if output || first.what == UV_ENVIRONMENT || first.what == VENV {
+                return;
+            }
+        }
+        let mount = |seen: &Seen| seen.mount.as_ref().map(described);
+        let here = mount(first).map(|mount| format!(" ({}: {mount})", self.all[0].0)).unwrap_or_default();
+        let groups = self.groups(|_, seen| {
+            let there = mount(seen).map(|mount| format!(": there it is {mount}{here}")).unwrap_or_default();
+            let said = match (&seen.fault, &seen.sight) {
+                (Some(Fault { what: What::Silent(_), .. }), _) => return None,
+                (_, Sight::Same(_)) => return None,
+                (_, Sight::Elsewhere) if seen.path.is_empty() => "is not set on {}".into(),
+                (_, Sight::Elsewhere) => format!("is {} on {{}}", shown(&seen.path)),
+                (Some(_), Sight::NoToken) if !output => return None,
+                (Some(fault), _) if fault.what == What::Missing => {
+                    let below =
+                        mount(seen).map(|mount| format!(", the file system is {mount}{here}")).unwrap_or_default();
+                    format!("is not on {{}}: there {}{below}", words(fault))
+                }
+                (Some(fault), _) => format!("cannot be looked at on {{}}: {}", words(fault)),
+                (None, Sight::Absent) => format!("is not the same directory on {{}}{there}"),
+                (None, Sight::NoToken) => match other_inode(first, seen) {
+                    true => format!("is not the same directory on {{}}{there}"),
+                    false => return None,
+                },
+            };
+            Some(said)
+        });
+        let different: Vec<&str> = groups.iter().flat_map(|group| group.nodes.iter().copied()).collect();
+        for Group { said, nodes } in groups {
+            let said = said.replacen("{}", &self.list(&nodes), 1);
+            add(SHARED, not_same, format!("{name} {said}; {}", self.why(first)), self.cure(first));
+        }
+        if output {
+            self.written(first, &name, &different, &mut add);
+            self.space(first, &name, &different, &mut add);
+        }
+        let slow = |seen: &Seen| match seen.sight {
+            Sight::Same(millis) if millis > SLOWLY => Some(millis),
+            _ => None,
+        };
+        let late: Vec<&str> = self.all.iter().filter(|(_, seen)| slow(seen).is_some()).map(|(node, _)| *node).collect();
+        if let Some(most) = self.all.iter().filter_map(|(_, seen)| slow(seen)).max() {
+            let message = format!(
+                "{name}: a new file was seen on {} only after {}.{} s",
+                self.list(&late),
+                most / 1000,
+                most % 1000 / 100
+            );
+            let cure = "a rank that reads what another has just written may not find it: let it wait and look again";
+            add(SLOW, Severity::Info, message, cure.into());
+        }
+    }
+
+    /// What the attempt to write came to, but for room. Where the directory is another one
+    /// that is enough.
+    fn written(
+        &self,
+        first: &Seen,
+        name: &str,
+        different: &[&str],
+        add: &mut impl FnMut(&'static str, Severity, String, String),
+    ) {
+        let fault = |node: &str, seen: &'a Seen| -> Option<&'a Fault> {
+            seen.write.as_ref().filter(|fault| !is_room(fault) && !different.contains(&node))
+        };
+        for Group { said, nodes } in self.groups(|node, seen| fault(node, seen).map(words)) {
+            let first_fault =
+                self.all.iter().find(|(node, _)| *node == nodes[0]).and_then(|(node, seen)| fault(node, seen));
+            let Some(fault) = first_fault else { continue };
+            let (severity, cure) = self.of_fault(first, fault);
+            let verb = if severity == Severity::Error { "cannot be written" } else { "could not be tried" };
+            add(WRITE, severity, format!("{name} {verb} on {}: {said}", self.list(&nodes)), cure);
+        }
+    }
+
+    /// How much room there is.
+    fn space(
+        &self,
+        first: &Seen,
+        name: &str,
+        different: &[&str],
+        add: &mut impl FnMut(&'static str, Severity, String, String),
+    ) {
+        let cure = || format!("remove what is not needed there, or {}", other(first));
+        for Group { said, nodes } in self.groups(|node, seen| {
+            seen.write.as_ref().filter(|fault| is_room(fault) && !different.contains(&node)).map(words)
+        }) {
+            add(SPACE, Severity::Error, format!("{name} has no room on {}: {said}", self.list(&nodes)), cure());
+        }
+        // Rank 0's node speaks for all that share it.
+        for (node, seen) in self.all.iter().take(1).filter(|(_, seen)| seen.write.is_none()) {
+            let bytes = seen.space.filter(|(free, all)| *free < LITTLE || (*free < all / 100 && *free < MUCH));
+            let files = seen.files.filter(|(free, all)| *free < FEW_FILES || (*free < all / 100 && *free < MANY_FILES));
+            if let Some((free, all)) = bytes {
+                let message = format!("{name} has little room: {} of {} are free on {node}", size(free), size(all));
+                add(SPACE, Severity::Warning, message, cure());
+            }
+            if let Some((free, all)) = files {
+                let message = format!("{name} has room for few files: {free} of {all} are free on {node}");
+                add(SPACE, Severity::Warning, message, cure());
+            }
+        }
+    }
+
+    /// Nodes of which `say` says the same, in the order of the first.
+    fn groups(&self, say: impl Fn(&str, &'a Seen) -> Option<String>) -> Vec<Group<'a>> {
+        let mut groups: Vec<Group> = Vec::new();
+        for (node, seen) in &self.all {
+            let Some(said) = say(node, seen) else { continue };
+            match groups.iter_mut().find(|group| group.said == said) {
+                Some(group) => group.nodes.push(node),
+                None => groups.push(Group { said, nodes: vec![node] }),
+            }
+        }
+        groups
+    }
+
+    /// `n3`, `n3 and n4`, `n3 and 2 more`, `all 16 nodes`.
+    fn list(&self, nodes: &[&str]) -> String {
+        match nodes {
+            _ if nodes.len() == self.nodes && self.nodes > 1 => format!("all {} nodes", self.nodes),
+            [] => String::new(),
+            [one] => shown(one),
+            [one, two] => format!("{} and {}", shown(one), shown(two)),
+            [one, more @ ..] => format!("{} and {} more", shown(one), more.len()),
+        }
+    }
+
+    fn severity(&self, place: &Seen) -> Severity {
+        match place.what.as_str() {
+            OUTPUT => Severity::Error,
+            // A cache of each node's own is a choice: faster, and loaded once for each.
+            UV_CACHE if self.moment == Moment::Start => Severity::Info,
+            _ => Severity::Warning,
+        }
+    }
+
+    fn why(&self, place: &Seen) -> &'static str {
+        match (place.what.as_str(), self.moment) {
+            (OUTPUT, _) => "checkpoints would lie in parts on several nodes, and the training would not find them",
+            (_, Moment::Warmed) => "what the warm-up has made is not there",
+            (UV_CACHE, _) => "each node loads its packages for itself",
+            _ => "what rank 0 loads or prepares is not there",
+        }
+    }
+
+    fn cure(&self, place: &Seen) -> String {
+        match (place.what.as_str(), self.moment) {
+            (OUTPUT, _) => format!("{}, or mount it there{}", other(place), self.mounts(place)),
+            (_, Moment::Warmed) => {
+                format!("give warm-per=node, and the warm-up runs on each node; or {}", other(place))
+            }
+            _ => format!("{}{}", other(place), self.mounts(place)),
+        }
+    }
+
+    /// For containers: a root of layers is one.
+    fn mounts(&self, place: &Seen) -> String {
+        let contained = |seen: &Seen| {
+            seen.mount
+                .as_ref()
+                .is_some_and(|mount| mount.at == "/" && (mount.kind == "overlay" || mount.kind.starts_with("fuse")))
+        };
+        match self.all.iter().any(|(_, seen)| contained(seen)) {
+            true => format!("; in a container: --container-mounts={0}:{0}", shown(&place.path)),
+            false => String::new(),
+        }
+    }
+
+    /// How bad it is that no file could be made, and what to do.
+    fn of_fault(&self, place: &Seen, fault: &Fault) -> (Severity, String) {
+        let own = fault.at.rsplit('/').next().is_some_and(|name| name.starts_with(FOLDER));
+        match &fault.what {
+            // Somebody is in the way of the look, not of the training.
+            What::Foreign(_) | What::Link | What::NotDirectory if own => {
+                (Severity::Warning, format!("have {} removed, or {}", shown(&fault.at), other(place)))
+            }
+            What::Missing => {
+                let path = shown(&place.path);
+                (Severity::Error, format!("mkdir -p {path} first, or {}{}", other(place), self.mounts(place)))
+            }
+            What::Quota => (Severity::Error, format!("remove what is not needed there, or {}", other(place))),
+            _ => (Severity::Error, format!("{}{}", other(place), self.mounts(place))),
+        }
+    }
+}
+
+fn is_room(fault: &Fault) -> bool {
+    matches!(fault.what, What::NoSpace | What::NoInodes)
+}
+
+/// Where no token could be left: whether it is plain that the directories are two. FUSE
+/// and layers number files as they like, on each node anew.
+fn other_inode(first: &Seen, seen: &Seen) -> bool {
+    let stable = |seen: &Seen| {
+        seen.mount.as_ref().is_some_and(|mount| !mount.kind.starts_with("fuse") && mount.kind != "overlay")
+    };
+    let (Some(one), Some(other)) = (first.inode, seen.inode) else { return false };
+    one != other && stable(first) && stable(seen)
+}
+
+fn named(seen: &Seen) -> String {
+    let path = shown(&seen.path);
+    match seen.what.as_str() {
+        CACHE => format!("the cache {path}"),
+        VENV => format!("uv's environment {path}"),
+        what => format!("{what}={path}"),
+    }
+}
+
+/// Another directory, by its switch.
+fn other(seen: &Seen) -> String {
+    let what = match seen.what.as_str() {
+        OUTPUT => "with --palingenesis-output=DIR",
+        CACHE => "with --palingenesis-cache=DIR",
+        VENV => "with UV_PROJECT_ENVIRONMENT",
+        what => return format!("export {what} as a directory that all nodes share"),
+    };
+    format!("name a directory that all nodes share {what}")
+}
+
+/// A mount for people: the source only where it says something.
+fn described(mount: &Mount) -> String {
+    let (at, kind, source) = (shown(&mount.at), shown(&mount.kind), shown(&mount.source));
+    match source.contains('/') || source.contains(':') {
+        true => format!("{kind} {source} on {at}"),
+        false => format!("{kind} on {at}"),
+    }
+}
+
+/// Bytes for people.
+fn size(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB")];
+    match units.iter().find(|(shift, _)| bytes >> shift > 0) {
+        Some((shift, unit)) => format!("{} {unit}", bytes >> shift),
+        None => format!("{} KiB", bytes >> 10),
+    }
 }
