@@ -300,7 +300,13 @@ fn no_token(place: &Place) -> Token {
 /// Leaves a token in a place.
 fn leave(place: &Place, who: &Who) -> Token {
     let mut token = no_token(place);
-    token.fault = try_leave(place, who, &mut token).err();
+    let mut attempt = || try_leave(place, who, &mut token).err();
+    let outcome = match attempt() {
+        // Another launch, which did not start, may have removed what it had made.
+        Some(Fault { what: What::Missing, at }) if at.ends_with(&folder_of(user())) => attempt(),
+        outcome => outcome,
+    };
+    token.fault = outcome;
     token
 }
 
@@ -314,7 +320,7 @@ fn try_leave(place: &Place, who: &Who, token: &mut Token) -> Result<(), Fault> {
             Ok(())
         }
         Err(fault) => {
-            let _ = folder.folder.remove_folder(&folder_of(user()));
+            tidy(&folder, user());
             Err(fault)
         }
     }
@@ -550,31 +556,39 @@ fn try_to_write(walked: &Walked, who: &Who, shared: bool) -> Result<(), Fault> {
         content.extend(word.to_ne_bytes());
     }
     content.truncate(TRY);
-    let made = make_file(walked, &content);
-    if let Ok((folder, name, entry)) = &made {
-        if !shared {
-            sweep(folder, entry.written);
-        }
-        let _ = folder.remove(name);
+    let (folder, name, entry) = make_file(walked, &content).inspect_err(|_| tidy(walked, user()))?;
+    if !shared {
+        sweep(&folder, entry.written);
     }
-    let _ = walked.folder.remove_folder(&folder_of(user()));
-    made.map(drop)
+    let _ = folder.remove(&name);
+    tidy(walked, entry.owner);
+    Ok(())
+}
+
+/// Removes our directory in a place if nothing is in it. `owner`: whom files of ours
+/// belong to there.
+fn tidy(place: &Walked, owner: u32) {
+    let name = folder_of(user());
+    if let Ok(Found::Folder(folder)) = place.folder.find(&name)
+        && folder.status().is_ok_and(|status| status.owner == owner)
+    {
+        let _ = place.folder.remove_folder(&name);
+    }
 }
 
 /// Removes a token and what was made for it.
 fn remove(place: &Place, token: &Token, starts: bool) {
     let Ok(walked) = reach(place, None) else { return };
-    let own = folder_of(user());
-    if let Ok(Found::Folder(folder)) = walked.folder.find(&own) {
-        if let Some(name) = &token.name
-            && folder
-                .read_file(name, TOKEN_MAX as u64 + 1)
-                .is_ok_and(|(_, content)| content == token.content.as_bytes())
-        {
-            let _ = folder.remove(name);
-        }
-        let _ = walked.folder.remove_folder(&own);
+    let mut owner = user();
+    if let Ok(Found::Folder(folder)) = walked.folder.find(&folder_of(user()))
+        && let Some(name) = &token.name
+        && let Ok((entry, content)) = folder.read_file(name, TOKEN_MAX as u64 + 1)
+        && content == token.content.as_bytes()
+    {
+        owner = entry.owner;
+        let _ = folder.remove(name);
     }
+    tidy(&walked, owner);
     if !token.made || starts {
         return;
     }
@@ -583,5 +597,353 @@ fn remove(place: &Place, token: &Token, starts: bool) {
         && let Some(above) = facts::nearest(above).filter(|above| above.complete)
     {
         let _ = above.folder.remove_folder(last);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    use super::*;
+
+    /// A directory for one test.
+    struct World(PathBuf);
+
+    impl World {
+        fn new(name: &str) -> World {
+            let path = std::env::temp_dir().join(format!("palingenesis-shared-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir(&path).unwrap();
+            // Its path without links, so that names compare.
+            World(fs::canonicalize(path).unwrap())
+        }
+
+        fn place(&self, below: &str, absence: Absence) -> Place {
+            let path = self.0.join(below).to_str().unwrap().trim_end_matches('/').to_string();
+            Place { what: "output".into(), path, absence, write: true }
+        }
+
+        fn own(&self) -> PathBuf {
+            self.0.join(folder_of(user()))
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = fs::read_dir(&self.0).unwrap();
+            let mut names: Vec<String> =
+                entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for World {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn who(serves: bool) -> Who {
+        Who { step: "7.0".into(), node: "n1".into(), serves }
+    }
+
+    fn wait(mut work: impl Work) -> Vec<u8> {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(answer) = work.advance() {
+                return answer;
+            }
+            assert!(Instant::now() < end);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn step() -> StepPlan {
+        let world = crate::plan::tests::World::new("n[1-2]", "1(x2)", 0);
+        world.plan("").unwrap().step
+    }
+
+    #[test]
+    fn a_token_is_written_seen_and_removed_and_nothing_is_left() {
+        let world = World::new("whole");
+        let places = vec![world.place("", Absence::Make), world.place("out", Absence::Make)];
+        let places: Vec<Place> =
+            places.into_iter().zip(["a", "b"]).map(|(place, what)| Place { what: what.into(), ..place }).collect();
+        let tokens = tokens(&wait(writing(places.clone(), &step()))).unwrap();
+        assert_eq!(tokens.iter().map(|token| token.made).collect::<Vec<_>>(), [false, true]);
+        let file = world.own().join(tokens[0].name.as_ref().unwrap());
+        let data = fs::metadata(&file).unwrap();
+        assert_eq!(data.permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(world.own()).unwrap().permissions().mode() & 0o777, 0o700);
+        let seen = seen(&wait(looking(places.clone(), tokens.clone(), &step()))).unwrap();
+        for seen in &seen {
+            assert!(matches!(seen.sight, Sight::Same(millis) if millis < 2000), "{seen:?}");
+            assert_eq!((&seen.fault, &seen.write), (&None, &None));
+            assert!(seen.mount.is_some() && seen.space.is_some());
+        }
+        clean(&places, &tokens, true);
+        assert_eq!(world.names(), ["out"]);
+        assert!(fs::read_dir(world.0.join("out")).unwrap().next().is_none());
+        // Where the step does not start the directory that was made for it goes, too.
+        clean(&places, &tokens, false);
+        assert!(world.names().is_empty());
+    }
+
+    #[test]
+    fn a_directory_with_something_in_it_stays_whatever_becomes_of_the_step() {
+        let world = World::new("full");
+        let places = [world.place("out", Absence::Make)];
+        let token = leave(&places[0], &who(true));
+        fs::write(world.0.join("out/checkpoint"), "").unwrap();
+        clean(&places, &[token], false);
+        assert_eq!(fs::read_dir(world.0.join("out")).unwrap().count(), 1);
+    }
+
+    /// <https://github.com/pytorch/pytorch/pull/92553>: the parent must be there.
+    #[test]
+    fn only_the_last_part_of_a_path_is_made() {
+        let world = World::new("parent");
+        let missing = |below: &str| match leave(&world.place(below, Absence::Make), &who(true)).fault {
+            Some(Fault { at, what: What::Missing }) => at.strip_prefix(world.0.to_str().unwrap()).unwrap().to_string(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(missing("run/out"), "/run");
+        symlink("far/away", world.0.join("link")).unwrap();
+        // What a link leads to counts as one part, too.
+        assert_eq!(missing("link"), "/far/away");
+        fs::remove_dir(world.0.join("far")).unwrap();
+        symlink("near", world.0.join("link2")).unwrap();
+        assert_eq!(leave(&world.place("link2", Absence::Make), &who(true)).fault, None);
+        assert!(world.0.join("near").is_dir());
+        // A cache is never made.
+        let cache = leave(&world.place("a/b", Absence::Above), &who(true));
+        assert!(cache.fault.is_none() && !world.0.join("a").exists());
+        let there = look(&world.place("a/b", Absence::Above), &cache, &who(false));
+        assert!(matches!(there.sight, Sight::Same(_)));
+        let none = leave(&world.place("a/b", Absence::Leave), &who(true));
+        assert!(matches!(none.fault, Some(Fault { what: What::Missing, .. })));
+    }
+
+    /// A node opens no path but its own, whatever another says.
+    #[test]
+    fn a_token_for_a_path_that_this_node_does_not_have_opens_nothing() {
+        let world = World::new("elsewhere");
+        let places = vec![world.place("", Absence::Make)];
+        let mut token = leave(&places[0], &who(true));
+        token.path = "/etc".into();
+        let other = Token { what: "cache".into(), ..token.clone() };
+        let seen = seen(&wait(looking(places.clone(), vec![token, other], &step()))).unwrap();
+        assert!(seen.iter().all(|seen| seen.sight == Sight::Elsewhere && seen.mount.is_none()), "{seen:?}");
+        assert_eq!([seen[0].path.as_str(), seen[1].path.as_str()], [places[0].path.as_str(), ""]);
+    }
+
+    #[test]
+    fn what_another_node_says_is_bounded() {
+        let token = Token {
+            name: Some(".palingenesis-0123456789abcdef01234567".into()),
+            ..no_token(&World::new("wire").place("", Absence::Make))
+        };
+        let bytes = |token: &Token| serde_json::to_vec(&vec![token.clone()]).unwrap();
+        assert!(tokens(&bytes(&token)).is_ok());
+        for name in [
+            "../../etc/passwd",
+            "a/b",
+            "",
+            ".palingenesis-0123456789abcdef0123456/",
+            ".palingenesis-0123456789ABCDEF01234567",
+        ] {
+            assert!(tokens(&bytes(&Token { name: Some(name.into()), ..token.clone() })).is_err(), "{name}");
+        }
+        let long = Token { content: "x".repeat(TOKEN_MAX + 1), ..token.clone() };
+        assert!(tokens(&bytes(&long)).is_err());
+        let many = vec![token.clone(); MOST + 1];
+        assert!(tokens(&serde_json::to_vec(&many).unwrap()).is_err());
+        assert!(tokens(&vec![b' '; ANSWER_MAX + 1]).is_err());
+        for garbage in ["", "{}", "[{}]", "[1]", "\u{0}", "[[[["] {
+            assert!(tokens(garbage.as_bytes()).is_err() && super::seen(garbage.as_bytes()).is_err(), "{garbage}");
+        }
+        let wordy = What::Failed("ä".repeat(100_000));
+        let mut other = Seen::new(&"w".repeat(5000), "/", Sight::Absent);
+        other.fault = Some(fault("/", wordy));
+        let read = super::seen(&serde_json::to_vec(&vec![other]).unwrap()).unwrap();
+        assert_eq!(read[0].what.len(), LONGEST);
+        assert!(
+            matches!(&read[0].fault, Some(Fault { what: What::Failed(why), .. }) if why.chars().count() == LONGEST)
+        );
+    }
+
+    /// As an NFS client that has the directory's names from before.
+    #[test]
+    fn a_token_that_is_seen_late_is_the_same_directory() {
+        let world = World::new("late");
+        let place = world.place("", Absence::Make);
+        let token = leave(&place, &who(true));
+        let (there, hidden) = (world.own().join(token.name.as_ref().unwrap()), world.0.join("hidden"));
+        fs::rename(&there, &hidden).unwrap();
+        let seen = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_secs(1));
+                fs::rename(&hidden, &there).unwrap();
+            });
+            look(&place, &token, &who(false))
+        });
+        // Until AT_ONCE, if the file system of the machine's /tmp is one of the node.
+        assert!(matches!(seen.sight, Sight::Same(millis) if millis >= 900), "{seen:?}");
+    }
+
+    #[test]
+    fn a_token_with_another_content_is_another_directory() {
+        let world = World::new("content");
+        let place = world.place("", Absence::Make);
+        let token = leave(&place, &who(true));
+        let file = fs::OpenOptions::new().write(true).open(world.own().join(token.name.as_ref().unwrap())).unwrap();
+        file.write_all_at(b"X", 60).unwrap();
+        assert_eq!(look(&place, &token, &who(false)).sight, Sight::Absent);
+    }
+
+    /// Both removals of the directory and its making are in each other's way.
+    #[test]
+    fn launches_at_the_same_time_do_not_disturb_each_other() {
+        let world = World::new("many");
+        let place = world.place("out", Absence::Make);
+        std::thread::scope(|scope| {
+            for _ in 0..20 {
+                scope.spawn(|| {
+                    for _ in 0..10 {
+                        let token = leave(&place, &who(true));
+                        assert_eq!(token.fault, None);
+                        let seen = look(&place, &token, &who(false));
+                        assert!(matches!(seen.sight, Sight::Same(_)), "{seen:?}");
+                        assert_eq!(seen.write, None);
+                        remove(&place, &token, true);
+                    }
+                });
+            }
+        });
+        assert!(fs::read_dir(world.0.join("out")).unwrap().next().is_none());
+    }
+
+    /// Sets a file's time of writing by so many hours back.
+    fn age(file: &std::path::Path, hours: u32) {
+        let done = Command::new("touch").arg("-h").args(["-d", &format!("{hours} hours ago")]).arg(file).status();
+        assert!(done.unwrap().success());
+    }
+
+    fn name(number: usize) -> String {
+        format!(".palingenesis-{number:024x}")
+    }
+
+    #[test]
+    fn what_a_killed_launch_has_left_is_removed_and_nothing_else() {
+        let world = World::new("stale");
+        let place = world.place("", Absence::Make);
+        fs::create_dir(world.own()).unwrap();
+        fs::set_permissions(world.own(), fs::Permissions::from_mode(0o700)).unwrap();
+        let ours = format!("{MAGIC}uid {}\nstep 1.0\n", user());
+        let at = |number: usize| world.own().join(name(number));
+        let old = |number: usize, content: &[u8]| {
+            fs::write(at(number), content).unwrap();
+            age(&at(number), 3);
+        };
+        // A token, a try, and two that were killed while they wrote.
+        old(0, ours.as_bytes());
+        old(1, &[ours.as_bytes(), &vec![b'x'; TRY - ours.len()]].concat());
+        old(2, b"");
+        old(3, format!("{MAGIC}uid {}\n", user()).as_bytes());
+        let gone = 4;
+        // Young; another's; another user's by its content; too long; two names; not ours by name.
+        fs::write(at(10), &ours).unwrap();
+        old(11, b"my thesis");
+        old(12, format!("{MAGIC}uid {}\n", user() + 1).as_bytes());
+        old(13, &[ours.as_bytes(), &vec![b'x'; TRY]].concat());
+        old(14, ours.as_bytes());
+        fs::hard_link(at(14), world.0.join("second")).unwrap();
+        for other in ["thesis.tex", ".palingenesis-", ".palingenesis-0123", ".palingenesis-0123456789abcdef0123456g"] {
+            fs::write(world.own().join(other), &ours).unwrap();
+            age(&world.own().join(other), 3);
+        }
+        // What must not be opened, or not be followed.
+        let fifo = at(20);
+        assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        age(&fifo, 3);
+        fs::write(world.0.join("target"), &ours).unwrap();
+        age(&world.0.join("target"), 3);
+        symlink("../target", at(21)).unwrap();
+        age(&at(21), 3);
+        fs::create_dir(at(22)).unwrap();
+        let huge = fs::File::create(at(23)).unwrap();
+        huge.set_len(1 << 40).unwrap();
+        age(&at(23), 3);
+        let before = fs::read_dir(world.own()).unwrap().count();
+        let token = leave(&place, &who(true));
+        assert_eq!(token.fault, None);
+        assert_eq!(fs::read_dir(world.own()).unwrap().count(), before - gone + 1);
+        assert!((0..gone).all(|number| fs::symlink_metadata(at(number)).is_err()));
+        remove(&place, &token, false);
+        assert_eq!(fs::read_dir(world.own()).unwrap().count(), before - gone);
+        assert!(world.0.join("target").exists());
+    }
+
+    /// By the clock of whoever keeps the files: the new file's time, not the node's.
+    #[test]
+    fn the_age_of_a_file_is_by_the_file_server_s_clock() {
+        let world = World::new("clock");
+        let file = world.0.join(name(1));
+        fs::write(&file, format!("{MAGIC}uid {}\n", user())).unwrap();
+        let folder = facts::nearest(world.0.to_str().unwrap()).unwrap().folder;
+        let data = fs::metadata(&file).unwrap();
+        let stale = |now: i64| stale(&folder, &name(1), data.uid(), now);
+        assert!(!stale(data.mtime()) && !stale(data.mtime() + OLD) && !stale(i64::MIN));
+        assert!(stale(data.mtime() + OLD + 1) && stale(i64::MAX));
+        assert!(!super::stale(&folder, &name(1), data.uid() + 1, i64::MAX));
+    }
+
+    #[test]
+    fn a_name_that_another_holds_is_not_used() {
+        let world = World::new("held");
+        let place = world.place("", Absence::Make);
+        let held = |what: What| {
+            let token = leave(&place, &who(true));
+            assert_eq!(token.fault, Some(Fault { at: world.own().to_str().unwrap().into(), what }));
+            assert_eq!(token.name, None);
+        };
+        fs::create_dir(world.0.join("trap")).unwrap();
+        symlink("trap", world.own()).unwrap();
+        held(What::Link);
+        assert!(fs::read_dir(world.0.join("trap")).unwrap().next().is_none());
+        fs::remove_file(world.own()).unwrap();
+        fs::write(world.own(), "").unwrap();
+        held(What::NotDirectory);
+        fs::remove_file(world.own()).unwrap();
+        assert!(Command::new("mkfifo").arg(world.own()).status().unwrap().success());
+        held(What::NotDirectory);
+        if user() == 0 {
+            fs::remove_file(world.own()).unwrap();
+            fs::create_dir(world.own()).unwrap();
+            std::os::unix::fs::chown(world.own(), Some(12345), None).unwrap();
+            held(What::Foreign(12345));
+            assert!(fs::read_dir(world.own()).unwrap().next().is_none());
+        } else {
+            println!("skipped in part: needs root, for another user's directory");
+        }
+    }
+
+    /// As on a dead server: the place is a child's that never answers.
+    #[test]
+    fn a_place_that_does_not_answer_hides_no_other() {
+        let known = |what: &str| Seen::new(what, "/dead", Sight::NoToken);
+        let dead = Try::start(known("dead"), Duration::from_millis(300), || {
+            loop {
+                std::thread::sleep(Duration::from_secs(60));
+            }
+        });
+        let live = Try::start(known("live"), Duration::from_secs(20), || Seen { inode: Some(5), ..known("live") });
+        let start = Instant::now();
+        let seen = seen(&wait(Tries(vec![dead, live]))).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(20));
+        assert!(matches!(&seen[0].fault, Some(Fault { what: What::Silent(_), at }) if at == "/dead"), "{seen:?}");
+        assert_eq!((&seen[1].fault, seen[1].inode), (&None, Some(5)));
     }
 }

@@ -238,6 +238,9 @@ fn runs_uv(command: &str) -> bool {
     command.split(|c: char| c.is_whitespace() || "/;&|()".contains(c)).any(|word| word == "uv")
 }
 
+/// Stands for nodes in what is said of them: no text of theirs can hold it.
+const NODES: char = '\0';
+
 /// Nodes of which the same is to be said.
 struct Group<'a> {
     said: String,
@@ -300,18 +303,18 @@ impl<'a> Judge<'a> {
             let said = match (&seen.fault, &seen.sight) {
                 (Some(Fault { what: What::Silent(_), .. }), _) => return None,
                 (_, Sight::Same(_)) => return None,
-                (_, Sight::Elsewhere) if seen.path.is_empty() => "is not set on {}".into(),
-                (_, Sight::Elsewhere) => format!("is {} on {{}}", shown(&seen.path)),
+                (_, Sight::Elsewhere) if seen.path.is_empty() => format!("is not set on {NODES}"),
+                (_, Sight::Elsewhere) => format!("is {} on {NODES}", shown(&seen.path)),
                 (Some(_), Sight::NoToken) if !output => return None,
                 (Some(fault), _) if fault.what == What::Missing => {
                     let below =
                         mount(seen).map(|mount| format!(", the file system is {mount}{here}")).unwrap_or_default();
-                    format!("is not on {{}}: there {}{below}", words(fault))
+                    format!("is not on {NODES}: there {}{below}", words(fault))
                 }
-                (Some(fault), _) => format!("cannot be looked at on {{}}: {}", words(fault)),
-                (None, Sight::Absent) => format!("is not the same directory on {{}}{there}"),
+                (Some(fault), _) => format!("cannot be looked at on {NODES}: {}", words(fault)),
+                (None, Sight::Absent) => format!("is not the same directory on {NODES}{there}"),
                 (None, Sight::NoToken) => match other_inode(first, seen) {
-                    true => format!("is not the same directory on {{}}{there}"),
+                    true => format!("is not the same directory on {NODES}{there}"),
                     false => return None,
                 },
             };
@@ -319,7 +322,7 @@ impl<'a> Judge<'a> {
         });
         let different: Vec<&str> = groups.iter().flat_map(|group| group.nodes.iter().copied()).collect();
         for Group { said, nodes } in groups {
-            let said = said.replacen("{}", &self.list(&nodes), 1);
+            let said = said.replacen(NODES, &self.list(&nodes), 1);
             add(SHARED, not_same, format!("{name} {said}; {}", self.why(first)), self.cure(first));
         }
         if output {
@@ -526,5 +529,345 @@ fn size(bytes: u64) -> String {
     match units.iter().find(|(shift, _)| bytes >> shift > 0) {
         Some((shift, unit)) => format!("{} {unit}", bytes >> shift),
         None => format!("{} KiB", bytes >> 10),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Settings, Source};
+    use crate::facts::directories::{Directory, Purpose};
+    use crate::plan::tests::World;
+
+    fn mount(kind: &str, source: &str, at: &str) -> Option<Mount> {
+        Some(Mount { at: at.into(), kind: kind.into(), source: source.into() })
+    }
+
+    fn good(what: &str, path: &str) -> Seen {
+        Seen {
+            space: Some((1 << 42, 1 << 44)),
+            files: Some((1 << 30, 1 << 31)),
+            mount: mount("nfs4", "server:/data", "/data"),
+            inode: Some(7),
+            ..Seen::new(what, path, Sight::Same(3))
+        }
+    }
+
+    fn output() -> Seen {
+        good(OUTPUT, "/data/out")
+    }
+
+    fn fault(at: &str, what: What) -> Option<Fault> {
+        Some(Fault { at: at.into(), what })
+    }
+
+    /// On n1 `first`, on n2 and so on the others.
+    fn nodes(first: Seen, others: Vec<Seen>) -> Vec<(String, Vec<Seen>)> {
+        [first].into_iter().chain(others).enumerate().map(|(n, seen)| (format!("n{}", n + 1), vec![seen])).collect()
+    }
+
+    fn found(first: Seen, others: Vec<Seen>) -> Vec<(&'static str, Severity, String)> {
+        judge(&nodes(first, others), Moment::Start)
+            .into_iter()
+            .map(|warning| (warning.id, warning.severity, format!("{}; {}", warning.message, warning.cure)))
+            .collect()
+    }
+
+    #[track_caller]
+    fn one(first: Seen, others: Vec<Seen>) -> (&'static str, Severity, String) {
+        let found = found(first, others);
+        let [one] = found.as_slice() else { panic!("{found:#?}") };
+        one.clone()
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_directory_that_all_nodes_share() {
+        assert_eq!(found(output(), vec![output(), output()]), []);
+        assert_eq!(judge(&[], Moment::Start), []);
+        // One whose file system counts neither bytes nor files.
+        let uncounted = Seen { space: None, files: None, mount: None, inode: None, ..output() };
+        assert_eq!(found(uncounted.clone(), vec![uncounted]), []);
+    }
+
+    /// <https://github.com/modelscope/ms-swift/issues/4462>: the path was there on both
+    /// nodes, as a directory of each of them.
+    #[test]
+    fn a_directory_of_a_node_s_own_is_named_with_node_and_mount() {
+        let own = |at: &str| Seen { sight: Sight::Absent, mount: mount("tmpfs", "tmpfs", at), ..output() };
+        let (id, severity, text) = one(output(), vec![output(), own("/data")]);
+        assert_eq!((id, severity), ("dir-shared", Severity::Error));
+        assert!(
+            text.starts_with(
+                "output=/data/out is not the same directory on n3: there it is tmpfs on /data (n1: nfs4 server:/data on /data); "
+            ),
+            "{text}"
+        );
+        assert!(text.contains("--palingenesis-output=DIR"), "{text}");
+        // The same on several is said once, something else by itself.
+        let found = found(output(), vec![own("/data"), own("/data"), own("/data"), own("/data/out")]);
+        let said: Vec<&str> = found.iter().map(|(_, _, text)| text.split(" (").next().unwrap()).collect();
+        assert_eq!(
+            said,
+            [
+                "output=/data/out is not the same directory on n2 and 2 more: there it is tmpfs on /data",
+                "output=/data/out is not the same directory on n5: there it is tmpfs on /data/out",
+            ]
+        );
+    }
+
+    /// <https://github.com/pytorch/pytorch/pull/92553>: rank 0's host made it, the others
+    /// did not have it.
+    #[test]
+    fn a_directory_that_rank_0_s_node_made_and_another_does_not_have() {
+        let absent = Seen {
+            sight: Sight::Absent,
+            fault: fault("/data/out", What::Missing),
+            mount: mount("ext4", "/dev/sda1", "/"),
+            ..output()
+        };
+        let (id, severity, text) = one(output(), vec![absent]);
+        assert_eq!((id, severity), ("dir-shared", Severity::Error));
+        assert!(
+            text.starts_with(
+                "output=/data/out is not on n2: there /data/out does not exist, the file system is ext4 /dev/sda1 on / (n1: "
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_missing_parent_is_an_error_on_rank_0_s_node_and_said_once() {
+        let none = |what: What| Seen {
+            sight: Sight::NoToken,
+            fault: fault("/data/run", what),
+            ..Seen::new(OUTPUT, "/data/run/out", Sight::NoToken)
+        };
+        let (id, severity, text) = one(none(What::Missing), vec![none(What::Missing), none(What::Missing)]);
+        assert_eq!((id, severity), ("dir-missing", Severity::Error));
+        assert!(
+            text.starts_with(
+                "output=/data/run/out does not exist on n1: /data/run does not exist; mkdir -p /data/run/out"
+            ),
+            "{text}"
+        );
+        let (id, _, text) = one(none(What::Denied), vec![none(What::Missing)]);
+        assert_eq!(id, "dir-write");
+        assert!(text.contains("cannot be used on n1: you may not make files in /data/run"), "{text}");
+    }
+
+    #[test]
+    fn a_server_that_does_not_answer_is_named_with_the_node() {
+        let silent = || Seen {
+            fault: fault("/data/out", What::Silent("no answer within 35.0s".into())),
+            ..Seen::new(OUTPUT, "/data/out", Sight::NoToken)
+        };
+        let (id, severity, text) = one(output(), vec![output(), silent()]);
+        assert_eq!((id, severity), ("dir-shared", Severity::Error));
+        assert!(text.starts_with("output=/data/out does not answer on n3: no answer within 35.0s"), "{text}");
+        let (_, _, text) = one(silent(), vec![silent()]);
+        assert!(text.starts_with("output=/data/out does not answer on all 2 nodes"), "{text}");
+        let cache = Seen { what: "HF_HOME".into(), ..silent() };
+        assert_eq!(one(good("HF_HOME", "/data/out"), vec![cache]).1, Severity::Warning);
+    }
+
+    #[test]
+    fn errors_of_writing_are_told_apart() {
+        let cases = [
+            (
+                What::ReadOnly,
+                "dir-write",
+                "output=/data/out cannot be written on n2: /data/out is on a read-only file system; ",
+            ),
+            (
+                What::Denied,
+                "dir-write",
+                "output=/data/out cannot be written on n2: you may not make files in /data/out; ",
+            ),
+            (
+                What::Quota,
+                "dir-write",
+                "output=/data/out cannot be written on n2: your quota at /data/out is used up; remove",
+            ),
+            (
+                What::NoSpace,
+                "dir-space",
+                "output=/data/out has no room on n2: no space is left on the file system of /data/out; ",
+            ),
+            (What::NoInodes, "dir-space", "output=/data/out has no room on n2: no inodes are left"),
+        ];
+        for (what, id, says) in cases {
+            let seen = Seen { write: fault("/data/out", what), ..output() };
+            let (found, severity, text) = one(output(), vec![seen.clone()]);
+            assert_eq!((found, severity), (id, Severity::Error), "{text}");
+            assert!(text.starts_with(says), "{text}");
+            let (_, _, text) = one(seen.clone(), vec![seen]);
+            assert!(text.contains("all 2 nodes"), "{text}");
+        }
+        // Whoever holds our name in it is in the way of the look, not of the training.
+        let held = fault("/data/out/.palingenesis-preflight-1000", What::Foreign(1001));
+        let seen = Seen { write: held, ..output() };
+        let (id, severity, text) = one(output(), vec![seen]);
+        assert_eq!((id, severity), ("dir-write", Severity::Warning));
+        assert!(text.contains("could not be tried on n2") && text.contains("another user (id 1001)"), "{text}");
+        // Another directory that cannot be written either is one fault, not two.
+        let other = Seen { sight: Sight::Absent, write: fault("/data/out", What::ReadOnly), ..output() };
+        assert_eq!(one(output(), vec![other]).0, "dir-shared");
+    }
+
+    #[test]
+    fn little_room_is_said_once_for_a_directory_that_all_share() {
+        let with = |space: (u64, u64), files: (u64, u64)| Seen { space: Some(space), files: Some(files), ..output() };
+        let many = (1 << 30, 1 << 31);
+        let tight = with((1 << 29, 1 << 44), many);
+        let (id, severity, text) = one(tight.clone(), vec![tight]);
+        assert_eq!((id, severity), ("dir-space", Severity::Warning));
+        assert!(text.starts_with("output=/data/out has little room: 512 MiB of 16 TiB are free on n1; "), "{text}");
+        // Below a hundredth, though not of what has room enough all the same.
+        assert_eq!(one(with((100 << 30, 16 << 40), many), vec![]).0, "dir-space");
+        assert_eq!(found(with((8 << 40, 1 << 50), many), vec![]), []);
+        assert_eq!(found(with((200 << 30, 16 << 40), many), vec![]), []);
+        let (id, severity, text) = one(with((1 << 42, 1 << 44), (999, 1 << 31)), vec![]);
+        assert_eq!((id, severity), ("dir-space", Severity::Warning));
+        assert!(text.contains("999 of 2147483648 are free on n1"), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_is_seen_late_is_a_note() {
+        let late = |millis| Seen { sight: Sight::Same(millis), ..output() };
+        let (id, severity, text) = one(output(), vec![late(2000), late(3456), late(2100)]);
+        assert_eq!((id, severity), ("dir-slow", Severity::Info));
+        assert!(text.starts_with("output=/data/out: a new file was seen on n3 and n4 only after 3.4 s; "), "{text}");
+    }
+
+    /// <https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/4207>: rank 0 prepared data in
+    /// a directory of its container, and the other node's ranks found none.
+    #[test]
+    fn a_cache_in_the_container_is_a_warning_that_names_the_variable() {
+        let path = "/root/.cache/nemo";
+        let layers =
+            |sight| Seen { mount: mount("overlay", "overlay", "/"), ..Seen { sight, ..good("NEMO_HOME", path) } };
+        let (id, severity, text) = one(layers(Sight::Same(1)), vec![layers(Sight::Absent)]);
+        assert_eq!((id, severity), ("dir-shared", Severity::Warning));
+        assert_eq!(
+            text,
+            "NEMO_HOME=/root/.cache/nemo is not the same directory on n2: there it is overlay on / (n1: overlay on /); \
+             what rank 0 loads or prepares is not there; export NEMO_HOME as a directory that all nodes share; \
+             in a container: --container-mounts=/root/.cache/nemo:/root/.cache/nemo"
+        );
+        assert_eq!(
+            one(good(UV_CACHE, path), vec![Seen { sight: Sight::Absent, ..good(UV_CACHE, path) }]).1,
+            Severity::Info
+        );
+        let elsewhere = |path: &str| Seen { mount: None, ..Seen::new("HF_HOME", path, Sight::Elsewhere) };
+        let (.., text) = one(good("HF_HOME", "/a"), vec![elsewhere("")]);
+        assert!(text.starts_with("HF_HOME=/a is not set on n2; "), "{text}");
+        let (.., text) = one(good("HF_HOME", "/a"), vec![elsewhere("/b{}")]);
+        assert!(text.starts_with("HF_HOME=/a is /b{} on n2; "), "{text}");
+    }
+
+    #[test]
+    fn where_no_token_can_be_left_numbers_speak_if_they_are_the_file_system_s() {
+        let read_only = |inode, kind: &str| Seen {
+            inode: Some(inode),
+            mount: mount(kind, "server:/models", "/models"),
+            ..Seen::new("HF_HOME", "/models/hf", Sight::NoToken)
+        };
+        assert_eq!(found(read_only(5, "nfs4"), vec![read_only(5, "nfs4")]), []);
+        assert_eq!(one(read_only(5, "nfs4"), vec![read_only(6, "nfs4")]).0, "dir-shared");
+        assert_eq!(found(read_only(5, "fuse.s3fs"), vec![read_only(6, "fuse.s3fs")]), []);
+        assert_eq!(found(read_only(5, "overlay"), vec![read_only(6, "overlay")]), []);
+        // One that is not there yet.
+        let not_yet =
+            Seen { fault: fault("/models", What::Missing), ..Seen::new("HF_HOME", "/models/hf", Sight::NoToken) };
+        assert_eq!(found(not_yet.clone(), vec![not_yet]), []);
+    }
+
+    #[test]
+    fn after_the_warm_up_the_cure_is_one_for_each_node() {
+        let path = "/project/.venv";
+        let absent =
+            Seen { sight: Sight::Absent, fault: fault(path, What::Missing), mount: None, ..good(UV_ENVIRONMENT, path) };
+        let found = judge(&nodes(good(UV_ENVIRONMENT, path), vec![absent]), Moment::Warmed);
+        assert_eq!((found.len(), found[0].severity), (1, Severity::Warning));
+        assert!(found[0].cure.starts_with("give warm-per=node"), "{}", found[0].cure);
+        assert_eq!(
+            found[0].message,
+            "UV_PROJECT_ENVIRONMENT=/project/.venv is not on n2: there /project/.venv does not exist; what the warm-up has made is not there"
+        );
+        // A warm-up that made none.
+        let none = Seen { fault: fault(path, What::Missing), ..Seen::new(VENV, path, Sight::NoToken) };
+        assert_eq!(judge(&nodes(none.clone(), vec![none]), Moment::Warmed), []);
+    }
+
+    #[test]
+    fn what_another_node_says_moves_no_cursor() {
+        let evil = "/data\u{1b}[2J\nx";
+        let seen = Seen { sight: Sight::Absent, mount: mount(evil, evil, evil), ..output() };
+        let (.., text) = one(output(), vec![seen]);
+        assert!(!text.chars().any(char::is_control), "{text:?}");
+        // Nor does a node that answers nothing, or other places, stop the rest.
+        let mut all = nodes(output(), vec![good("other", "/x")]);
+        all.push(("n3".into(), Vec::new()));
+        assert_eq!(judge(&all, Moment::Start), []);
+    }
+
+    fn here() -> Here {
+        Here { user: 1000, folder: Some("/project/job".into()) }
+    }
+
+    /// `what path` of each place; a cache that is given can be used.
+    fn wanted(nodes: &str, spec: &str, variables: &[(&str, &str)], moment: Moment) -> Vec<String> {
+        let tasks = if nodes == "n1" { "1" } else { "1(x2)" };
+        let mut world = World::new(nodes, tasks, 0);
+        for (name, value) in variables {
+            world.environment.set(*name, *value);
+        }
+        let settings = Settings::parse(spec, Source::Option).unwrap();
+        if let Some(root) = &settings.cache {
+            let request = crate::facts::directories::Request {
+                purpose: Purpose::Shared,
+                ..crate::facts::directories::Request::given(root)
+            };
+            world.task.directories = vec![Directory::of(&request)];
+        }
+        let plan = world.plan_with(&settings).unwrap();
+        let places = places(&plan, &settings, &world.environment, &here(), moment);
+        places.into_iter().map(|place| format!("{} {}", place.what, place.path)).collect()
+    }
+
+    #[test]
+    fn the_places_are_those_that_somebody_named() {
+        let start = |spec: &str, variables: &[(&str, &str)]| wanted("n[1-2]", spec, variables, Moment::Start);
+        assert_eq!(start("on", &[]), [""; 0]);
+        assert_eq!(start("on", &[("HOME", "/home/me")]), [""; 0]);
+        assert_eq!(start("output=/data/out", &[]), ["output /data/out"]);
+        assert_eq!(start("output=/data/out,cache=/c", &[]), ["output /data/out", "cache /c/huggingface"]);
+        // The user's own variable is another place than the cache.
+        let own = [("HF_HOME", "/mine/hf"), ("NEMO_HOME", "/root/.cache/nemo"), ("UV_CACHE_DIR", "/mine/uv")];
+        assert_eq!(
+            start("cache=/c", &own),
+            ["cache /c/torch", "HF_HOME /mine/hf", "NEMO_HOME /root/.cache/nemo", "UV_CACHE_DIR /mine/uv"]
+        );
+        // No two of one path, none that cannot be one; on one node nobody shares.
+        assert_eq!(start("on", &[("HF_HOME", "/a/"), ("HF_HUB_CACHE", "/a"), ("NEMO_HOME", "nemo")]), ["HF_HOME /a"]);
+        assert_eq!(start("checks=warn", &[("HF_HOME", ""), ("NEMO_HOME", "$HOME/x")]), [""; 0]);
+        assert_eq!(wanted("n1", "output=/o", &[("HF_HOME", "/a")], Moment::Start), ["output /o"]);
+    }
+
+    #[test]
+    fn what_a_warm_up_makes_is_looked_at_after_it() {
+        let warm = "cache=/c,output=/o,warm=uv%20sync";
+        let at = |spec: &str, variables: &[(&str, &str)], moment| wanted("n[1-2]", spec, variables, moment);
+        assert_eq!(at(warm, &[], Moment::Start), ["output /o"]);
+        assert_eq!(at(warm, &[], Moment::Warmed), ["cache /c/huggingface", ".venv /project/job/.venv"]);
+        let named = [("UV_PROJECT_ENVIRONMENT", "env")];
+        assert_eq!(
+            at(warm, &named, Moment::Warmed),
+            ["cache /c/huggingface", "UV_PROJECT_ENVIRONMENT /project/job/env"]
+        );
+        assert_eq!(at("warm=make", &[("UV_PROJECT_ENVIRONMENT", "/e")], Moment::Warmed), ["UV_PROJECT_ENVIRONMENT /e"]);
+        assert_eq!(at("warm=./louvre", &[], Moment::Warmed), [""; 0]);
+        // On each node: nothing has to be shared for it.
+        assert_eq!(at("cache=/c,warm=make,warm-per=node", &[], Moment::Start), ["cache /c/huggingface"]);
     }
 }
