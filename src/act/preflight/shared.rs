@@ -545,6 +545,8 @@ fn is_there(walked: &Walked, token: &Token, name: &str) -> bool {
 /// removes what was left.
 fn try_to_write(walked: &Walked, who: &Who, shared: bool) -> Result<(), Fault> {
     let wrong = |error: io::Error| failed(&walked.at, &error, &walked.folder);
+    // Of our directory in it, which is there already, a file would not say.
+    walked.folder.may_write().map_err(wrong)?;
     let mut content = who.content().map_err(wrong)?.into_bytes();
     // No file system makes it shorter, or keeps it once for all nodes.
     let seed = random::bytes::<8>().map_err(wrong)?;
