@@ -14,7 +14,7 @@ use crate::config::{Settings, WarmPer, check_directory};
 use crate::facts::Environment;
 use crate::facts::directories::{Fault, Here, What};
 use crate::facts::mounts::Mount;
-use crate::plan::caches::{MUST_BE_SHARED, UV_CACHE, below_cache, shown, words, wrong_path};
+use crate::plan::caches::{MUST_BE_SHARED, UV_CACHE, UV_ENVIRONMENT, below_cache, shown, words, wrong_path};
 use crate::plan::checks::{Phase, Rule, elsewhere};
 use crate::plan::{Plan, Severity, Warning};
 
@@ -50,7 +50,6 @@ const SLOW: &str = "dir-slow";
 
 const OUTPUT: &str = "output";
 const CACHE: &str = "cache";
-const UV_ENVIRONMENT: &str = "UV_PROJECT_ENVIRONMENT";
 const VENV: &str = ".venv";
 
 /// Places that are looked at, at the most.
