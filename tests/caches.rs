@@ -406,7 +406,14 @@ fn hard_links_are_tried_between_the_cache_and_the_project() {
     // Where nothing can be tried nothing is known.
     assert_eq!(link(&fails("linkat", "EIO"), ask).as_deref(), None);
     assert_eq!(link("chown root p/job", ask).as_deref(), None);
+    // A cache that the user's own variable names is tried alike, if it is there.
+    let given = "make given /c link=/p/job/.venv";
+    assert_eq!(link("", given).as_deref(), Some("works"));
+    assert_eq!(link("mount --bind p p", given).as_deref(), Some("another mount"));
+    assert_eq!(link("", "make given /c/new link=/p/job/.venv").as_deref(), None);
+    assert_eq!(link("", "make given /c link=/p/job/.venv no-probe").as_deref(), None);
     let looking = World::new(&format!("{prepare}\nmount -t tmpfs -o mode=777 none c"));
+    assert_eq!(looking.one(&given.replace("make", "look")).link.as_deref(), Some("another file system"));
     assert_eq!(looking.one(&ask.replace("make", "look")).link.as_deref(), Some("another file system"));
 }
 

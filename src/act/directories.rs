@@ -9,8 +9,8 @@
 use std::io;
 
 use crate::facts::directories::{
-    Directory, Fault, HardLink, Missing, PATIENCE, Request, Walked, What, again, each, failed, fault, nearest, on_root,
-    own, root, walk,
+    Directory, Fault, HardLink, Missing, PATIENCE, Purpose, Request, Walked, What, again, each, failed, fault, look_at,
+    nearest, on_root, own, root, walk,
 };
 use crate::system::folder::{Folder, unforeseen_name};
 
@@ -24,8 +24,23 @@ pub fn make(requests: &[Request]) -> Vec<Directory> {
 
 /// Makes one, here and without a deadline.
 fn make_one(request: &Request) -> Directory {
+    if request.purpose == Purpose::Given {
+        return look_and_link(request);
+    }
     let mut directory = Directory::of(request);
     directory.fault = try_make(request, &mut directory).err();
+    directory
+}
+
+/// Looks at what somebody else's variable names; a link from it is all that is tried.
+fn look_and_link(request: &Request) -> Directory {
+    let mut directory = look_at(request);
+    let wanted = request.link.as_ref().filter(|_| request.probe && directory.hard_link.is_none());
+    if let Some((_, to)) = wanted
+        && let Some(there) = nearest(&request.root).filter(|there| there.complete)
+    {
+        directory.hard_link = hard_link(&there.folder, to);
+    }
     directory
 }
 

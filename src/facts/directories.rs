@@ -439,7 +439,7 @@ pub(crate) fn each(requests: &[Request], patience: Duration, work: fn(&Request) 
         }
     }
     if !given.is_empty() {
-        answers.extend(in_child(&given, left(), look_at));
+        answers.extend(in_child(&given, left(), work));
     }
     answers
 }
@@ -466,7 +466,8 @@ fn in_child(requests: &[&Request], limit: Duration, work: fn(&Request) -> Direct
     requests.iter().enumerate().map(of).collect()
 }
 
-fn look_at(request: &Request) -> Directory {
+/// Looks at one, here and without a deadline.
+pub(crate) fn look_at(request: &Request) -> Directory {
     let mut directory = Directory::of(request);
     directory.fault = inspect(request, &mut directory).err();
     directory
@@ -493,6 +494,7 @@ fn inspect(request: &Request, directory: &mut Directory) -> Result<(), Fault> {
     let room = walked.folder.room().map_err(|error| failed(&walked.at, &error, &walked.folder))?;
     directory.take(request, &walked.at, room)?;
     if request.purpose == Purpose::Given {
+        directory.hard_link = request.link.as_ref().and_then(|(_, to)| other_device(&walked.folder, to));
         return Ok(());
     }
     let may_write =

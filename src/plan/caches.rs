@@ -36,7 +36,8 @@ const SHARED: &[Cache] = &[
     Cache { name: UV_CACHE, folder: UV_FOLDER, why: "packages that uv installs, loaded once for all nodes" },
 ];
 
-const UV_CACHE: &str = "UV_CACHE_DIR";
+pub(super) const UV_CACHE: &str = "UV_CACHE_DIR";
+pub(super) const UV_ENVIRONMENT: &str = "UV_PROJECT_ENVIRONMENT";
 const UV_FOLDER: &str = "uv";
 const UV_LINK: &str = "UV_LINK_MODE";
 
@@ -62,6 +63,11 @@ const LOCAL: &[Cache] = &[
 
 /// Variables that must name a directory which all nodes share.
 pub(super) const MUST_BE_SHARED: &[&str] = &["HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "NEMO_HOME"];
+
+/// Variables that `cache=` sets.
+pub(super) fn below_cache() -> impl Iterator<Item = &'static str> {
+    SHARED.iter().map(|cache| cache.name)
+}
 
 /// Variables that must name a directory on the node.
 pub(super) fn must_be_local() -> impl Iterator<Item = &'static str> {
@@ -117,7 +123,20 @@ pub fn wanted(facts: &Facts, settings: &Settings, here: &Here) -> Vec<Request> {
         }
     }
     requests.extend(of_others(facts, &marks).iter().map(|path| Request::given(path)));
+    if let Some((cache, to)) = uv_of_others(facts, &marks, here) {
+        requests.push(Request { link: Some((String::new(), to)), probe, ..Request::given(&cache) });
+    }
     requests
+}
+
+/// The user's own cache of uv, where it is said what uv installs into: a link must lead
+/// there, too.
+fn uv_of_others(facts: &Facts, marks: &Marks, here: &Here) -> Option<(String, String)> {
+    let (cache, _) = given(facts, marks, UV_CACHE)?;
+    let told = given(facts, marks, UV_LINK).is_some();
+    let explicit = facts.environment.get(UV_ENVIRONMENT).is_some_and(|path| !path.is_empty());
+    let to = installs_to(facts, here).filter(|_| explicit && !told)?;
+    check_directory(&cache).is_ok().then_some((cache, to))
 }
 
 /// Roots for the node's own caches with whether somebody chose them: the user's
@@ -153,7 +172,7 @@ fn standing(facts: &Facts, marks: &Marks, settings: &Settings, key: &str, name: 
 
 /// Where uv installs to: links into it save the copy.
 fn installs_to(facts: &Facts, here: &Here) -> Option<String> {
-    let named = ["UV_PROJECT_ENVIRONMENT", "VIRTUAL_ENV"].iter().find_map(|name| facts.environment.get(name));
+    let named = [UV_ENVIRONMENT, "VIRTUAL_ENV"].iter().find_map(|name| facts.environment.get(name));
     let path = named.filter(|path| !path.is_empty()).unwrap_or(".venv");
     if path.starts_with('/') {
         return Some(path.into());
@@ -685,6 +704,42 @@ mod tests {
         assert_eq!(to("UV_PROJECT_ENVIRONMENT", "/envs/a"), "/envs/a");
         assert_eq!(to("UV_PROJECT_ENVIRONMENT", "env"), "/project/job/env");
         assert_eq!(to("VIRTUAL_ENV", "/envs/b"), "/envs/b");
+    }
+
+    /// The same where the user's own variables name both: it is told, and nothing is set.
+    #[test]
+    fn the_user_s_own_cache_of_uv_is_tried_too() {
+        let own = [("UV_CACHE_DIR", "/mine/uv"), ("UV_PROJECT_ENVIRONMENT", "env")];
+        let world = |more: &[(&str, &str)]| World::new("n1", "1", 0).export(&[&own[..], more].concat());
+        let asked = |world: &World| -> Vec<String> {
+            wants(world, "")
+                .into_iter()
+                .filter_map(|request| Some(format!("{} {}", request.root, request.link?.1)))
+                .collect()
+        };
+        assert_eq!(asked(&world(&[])), ["/mine/uv /project/job/env"]);
+        // Who has said how uv shall link has decided; without an environment uv may not run at all.
+        assert!(asked(&world(&[("UV_LINK_MODE", "copy")])).is_empty());
+        assert!(asked(&World::new("n1", "1", 0).export(&own[..1])).is_empty());
+        let said = |fault: Option<&str>| {
+            let world = served(world(&[]), "", |request| Directory {
+                hard_link: request
+                    .link
+                    .as_ref()
+                    .map(|(_, to)| HardLink { to: to.clone(), fault: fault.map(String::from) }),
+                ..usable(request)
+            });
+            let plan = world.plan("").unwrap();
+            assert_eq!(plan.value("UV_LINK_MODE"), None);
+            plan.warnings.into_iter().map(|warning| (warning.id, warning.severity, warning.message)).collect::<Vec<_>>()
+        };
+        assert_eq!(said(None), []);
+        let found = said(Some("another mount"));
+        let [("uv-link", Severity::Info, message)] = found.as_slice() else { panic!("{found:?}") };
+        assert!(
+            message.starts_with("UV_CACHE_DIR=/mine/uv: no hard link leads to /project/job/env (another mount): "),
+            "{message}"
+        );
     }
 
     /// <https://github.com/NVIDIA/pyxis/issues/46>: paths built from a variable

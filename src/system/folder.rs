@@ -3,7 +3,7 @@
 //! does; run them in a child ([`super::child`]).
 
 use std::ffi::CString;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// An open directory; not necessarily one that may be read.
@@ -31,10 +31,42 @@ pub enum Found {
 pub struct Status {
     /// The device of its file system.
     pub device: u64,
+    /// Its number on that.
+    pub inode: u64,
     /// Whose it is.
     pub owner: u32,
     /// The permission bits.
     pub mode: u32,
+}
+
+/// A file as its directory names it; a link is not followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// Whether it is a regular file.
+    pub regular: bool,
+    /// Its number on its file system.
+    pub inode: u64,
+    /// Whose it is.
+    pub owner: u32,
+    /// Whether no other name leads to it.
+    pub alone: bool,
+    /// Its length.
+    pub size: u64,
+    /// When it was written, by the clock of whoever keeps it, in seconds.
+    pub written: i64,
+}
+
+impl Entry {
+    fn of(data: &libc::stat) -> Entry {
+        Entry {
+            regular: data.st_mode & libc::S_IFMT == libc::S_IFREG,
+            inode: data.st_ino,
+            owner: data.st_uid,
+            alone: data.st_nlink == 1,
+            size: u64::try_from(data.st_size).unwrap_or_default(),
+            written: data.st_mtime,
+        }
+    }
 }
 
 /// What a file system says of itself.
@@ -44,6 +76,10 @@ pub struct Room {
     pub kind: u64,
     /// Bytes that the user may still write.
     pub free: u64,
+    /// All bytes, free or not.
+    pub size: u64,
+    /// Files that the user may still make, and all; 0 and 0 where none are counted.
+    pub files: (u64, u64),
     /// Not one byte more; a file system that counts none is never full.
     pub no_space: bool,
     /// Not one file more; likewise.
@@ -83,6 +119,21 @@ fn stat(descriptor: &OwnedFd) -> io::Result<libc::stat> {
     // SAFETY: the descriptor is open and `data` has room for the answer.
     done(unsafe { libc::fstat(descriptor.as_raw_fd(), &raw mut data) })?;
     Ok(data)
+}
+
+/// The names of `linux_dirent64`s: inode and offset of 8 bytes each, length of 2, type of
+/// 1, name up to a NUL.
+fn entries(bytes: &[u8]) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut rest = bytes;
+    while let Some(length) = rest.get(16..18) {
+        let length = usize::from(u16::from_ne_bytes([length[0], length[1]]));
+        let Some(name) = rest.get(19..length) else { break };
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        names.extend(std::str::from_utf8(name).ok().filter(|name| !matches!(*name, "." | "..")).map(String::from));
+        rest = &rest[length..];
+    }
+    names
 }
 
 impl Folder {
@@ -139,7 +190,7 @@ impl Folder {
     /// What fstat says.
     pub fn status(&self) -> io::Result<Status> {
         let data = stat(&self.0)?;
-        Ok(Status { device: data.st_dev, owner: data.st_uid, mode: data.st_mode & 0o7777 })
+        Ok(Status { device: data.st_dev, inode: data.st_ino, owner: data.st_uid, mode: data.st_mode & 0o7777 })
     }
 
     /// What its file system says of itself.
@@ -160,6 +211,8 @@ impl Folder {
             // 32 bits, some of which libc's type shows as a sign.
             kind: data.f_type as u64 & 0xffff_ffff,
             free: flags.f_bavail.saturating_mul(block),
+            size: flags.f_blocks.saturating_mul(block),
+            files: (flags.f_favail, flags.f_files),
             no_space: flags.f_blocks > 0 && flags.f_bavail == 0,
             no_inodes: flags.f_files > 0 && flags.f_favail == 0,
             read_only: flags.f_flag & libc::ST_RDONLY != 0,
@@ -210,6 +263,122 @@ impl Folder {
     pub fn make_file(&self, name: &str) -> io::Result<()> {
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
         openat(self.0.as_raw_fd(), name, flags).map(drop)
+    }
+
+    /// Makes a file that must not exist, for its owner alone, with this content, and
+    /// waits until it is where it is kept. What its directory says of it then.
+    ///
+    /// # Errors
+    /// What open, write and fsync say; a file that could be made is removed.
+    pub fn write_new(&self, name: &str, content: &[u8]) -> io::Result<Entry> {
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+        let mut file = std::fs::File::from(openat(self.0.as_raw_fd(), name, flags)?);
+        let written = file.write_all(content).and_then(|()| match file.sync_all() {
+            // Some file systems have nothing to wait for.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            outcome => outcome,
+        });
+        let entry = written.and_then(|()| stat(&OwnedFd::from(file))).map(|data| Entry::of(&data));
+        if entry.is_err() {
+            let _ = self.remove(name);
+        }
+        entry
+    }
+
+    /// What `name` is, without opening it.
+    ///
+    /// # Errors
+    /// What fstatat says.
+    pub fn entry(&self, name: &str) -> io::Result<Entry> {
+        let name = c(name)?;
+        // SAFETY: all zeros are a valid stat.
+        let mut data: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: an open descriptor, a C string, and room for the answer.
+        done(unsafe { libc::fstatat(self.0.as_raw_fd(), name.as_ptr(), &raw mut data, libc::AT_SYMLINK_NOFOLLOW) })?;
+        Ok(Entry::of(&data))
+    }
+
+    /// The first `most` bytes of a regular file. Nothing else is waited for or read: a
+    /// FIFO, a device, a link.
+    ///
+    /// # Errors
+    /// What open and read say.
+    pub fn read_file(&self, name: &str, most: u64) -> io::Result<(Entry, Vec<u8>)> {
+        let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+        if !self.entry(name)?.regular {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let file = openat(self.0.as_raw_fd(), name, flags)?;
+        let entry = Entry::of(&stat(&file)?);
+        if !entry.regular {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut bytes = Vec::new();
+        std::fs::File::from(file).take(most).read_to_end(&mut bytes)?;
+        Ok((entry, bytes))
+    }
+
+    /// The names in it, in no order, `most` at the most. For small directories of our own.
+    ///
+    /// # Errors
+    /// What open and getdents say.
+    pub fn names(&self, most: usize) -> io::Result<Vec<String>> {
+        let open = openat(self.0.as_raw_fd(), ".", libc::O_RDONLY | libc::O_DIRECTORY)?;
+        let mut names = Vec::new();
+        // u64, for the kernel's entries begin at multiples of 8.
+        let mut buffer = [0u64; 1024];
+        while names.len() < most {
+            let size = std::mem::size_of_val(&buffer);
+            // SAFETY: the buffer is as long as we say.
+            let got = unsafe { libc::syscall(libc::SYS_getdents64, open.as_raw_fd(), buffer.as_mut_ptr(), size) };
+            let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+            if got == 0 {
+                break;
+            }
+            let bytes: Vec<u8> = buffer.iter().flat_map(|word| word.to_ne_bytes()).take(got).collect();
+            names.extend(entries(&bytes));
+        }
+        names.truncate(most);
+        Ok(names)
+    }
+
+    /// Asks the file server what has become of this directory, so that names which it has
+    /// got from other nodes are found, and those looked for in vain are looked for again:
+    /// a client drops what it knows of a directory's names once it sees that the directory
+    /// has changed (nfs(5), "Directory entry caching"), and both calls make it look
+    /// (statx(2), `AT_STATX_FORCE_SYNC`; nfs(5), "Close-to-open cache consistency").
+    pub fn refresh(&self) {
+        // SAFETY: all zeros are a valid statx.
+        let mut data: libc::statx = unsafe { std::mem::zeroed() };
+        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_FORCE_SYNC;
+        // Not by libc's name for it, which old ones have not.
+        // SAFETY: an open descriptor, a C string, and room for the answer.
+        unsafe {
+            libc::syscall(
+                libc::SYS_statx,
+                self.0.as_raw_fd(),
+                c"".as_ptr(),
+                flags,
+                libc::STATX_BASIC_STATS,
+                &raw mut data,
+            )
+        };
+        let _ = openat(self.0.as_raw_fd(), ".", libc::O_RDONLY | libc::O_DIRECTORY);
+    }
+
+    /// The descriptor's number, for /proc/self/fdinfo.
+    pub fn number(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// What unlinkat says.
+    pub fn remove_folder(&self, name: &str) -> io::Result<()> {
+        let name = c(name)?;
+        // SAFETY: an open descriptor and a C string.
+        done(unsafe { libc::unlinkat(self.0.as_raw_fd(), name.as_ptr(), libc::AT_REMOVEDIR) })
     }
 
     /// Removes a file.

@@ -2,7 +2,7 @@
 
 use crate::facts::directories::{Place, Purpose, What};
 use crate::plan::caches::{
-    MUST_BE_SHARED, PATHS, cure, file_system, must_be_local, on_a_server, shown, words, wrong_path,
+    MUST_BE_SHARED, PATHS, UV_CACHE, cure, file_system, must_be_local, on_a_server, shown, words, wrong_path,
 };
 
 use super::{Findings, From, Phase, Rule, Severity, Subject};
@@ -45,6 +45,13 @@ pub(super) const RULES: &[Rule] = &[
         Severity::Warning,
         "a cache that all nodes must share, on a file system of this node",
         shared_local,
+    ),
+    Rule::new(
+        "uv-link",
+        Phase::Node,
+        Severity::Info,
+        "your UV_CACHE_DIR from which no hard link leads to UV_PROJECT_ENVIRONMENT: uv copies",
+        uv_link,
     ),
 ];
 
@@ -159,6 +166,21 @@ fn shared_local(subject: &Subject, findings: &mut Findings) {
                     subject.nodes.unwrap_or_default()
                 ),
                 "name a directory that all nodes share with --palingenesis-cache=DIR",
+            );
+        }
+    }
+}
+
+/// <https://github.com/astral-sh/uv/issues/15149>.
+fn uv_link(subject: &Subject, findings: &mut Findings) {
+    let (Some(task), Some(cache)) = (subject.task, subject.given(UV_CACHE)) else { return };
+    let given = task.directories.iter().filter(|found| found.purpose == Purpose::Given);
+    for link in given.filter_map(|found| found.hard_link.as_ref()) {
+        if let Some(why) = &link.fault {
+            let to = shown(&link.to);
+            findings.inform(
+                format!("{}: no hard link leads to {to} ({why}): uv warns and copies every file", cache.shown()),
+                format!("name {UV_CACHE} beside {to}; or export UV_LINK_MODE=copy, which ends the warning"),
             );
         }
     }

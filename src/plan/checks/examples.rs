@@ -4,7 +4,7 @@
 
 use super::{From, Phase, Subject, Value, judge, look};
 use crate::config::{Settings, Source};
-use crate::facts::directories::{Directory, Fault, FileSystem, Purpose, Request, What};
+use crate::facts::directories::{Directory, Fault, FileSystem, HardLink, Purpose, Request, What};
 use crate::facts::{NodeFacts, TaskFacts};
 use crate::plan::Severity::{self, Error, Info};
 use crate::plan::tests::World;
@@ -722,6 +722,11 @@ pub(super) fn caches_examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
     let shared = |found: &dyn Fn(&mut Directory)| {
         env(&[]).spec("cache=/scratch").directory(Purpose::Shared, "/scratch", found).look()
     };
+    let uv = |fault: Option<&str>| {
+        let fault = fault.map(String::from);
+        let set = |found: &mut Directory| found.hard_link = Some(HardLink { to: "/env".into(), fault: fault.clone() });
+        env(&["UV_CACHE_DIR=/mine/uv"]).directory(Purpose::Given, "/mine/uv", &set).look()
+    };
     vec![
         ("cache-path", true, env(&["HF_HOME=/HF_HOME"]).look()),
         ("cache-path", false, hub().look()),
@@ -738,6 +743,8 @@ pub(super) fn caches_examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
         ("cache-unusable", false, shared(&|_| {})),
         ("cache-space", true, shared(&|found| found.free = Some(1 << 20))),
         ("cache-space", false, shared(&|found| found.free = Some(1 << 40))),
+        ("uv-link", true, uv(Some("another file system"))),
+        ("uv-link", false, uv(None)),
     ]
 }
 
