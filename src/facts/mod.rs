@@ -11,6 +11,7 @@ pub mod directories;
 pub mod environment;
 mod files;
 pub mod hostlist;
+pub mod locks;
 pub mod machine;
 pub mod netdevs;
 pub mod network;
