@@ -136,6 +136,12 @@ fn entries(bytes: &[u8]) -> Vec<String> {
     names
 }
 
+impl From<std::fs::File> for Folder {
+    fn from(folder: std::fs::File) -> Folder {
+        Folder(folder.into())
+    }
+}
+
 impl Folder {
     /// `/`.
     ///
