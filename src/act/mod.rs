@@ -7,3 +7,4 @@ pub mod environment;
 pub mod key;
 pub mod launch;
 pub mod preflight;
+pub mod warmup;

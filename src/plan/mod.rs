@@ -22,6 +22,7 @@ pub mod ranks;
 pub mod rendezvous;
 pub mod sockets;
 mod threads;
+pub mod warmup;
 pub mod worker;
 
 use serde::Serialize;

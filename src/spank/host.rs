@@ -5,8 +5,9 @@
 //! could not be loaded at all (rustc links with BIND_NOW), and one with none
 //! loads into any program.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
 use thiserror::Error;
@@ -283,6 +284,32 @@ impl Handle {
             next = unsafe { next.add(1) };
         }
         Ok(environment)
+    }
+
+    /// The same, each variable byte for byte, for a program that is started with them.
+    pub fn variables(self) -> Result<Vec<(OsString, OsString)>, SpankError> {
+        let none: *mut *mut c_char = std::ptr::null_mut();
+        // SAFETY: char ***.
+        let mut next = unsafe { self.item("S_JOB_ENV", ffi::S_JOB_ENV, none) }?;
+        if next.is_null() {
+            return Err(SpankError::NoData("S_JOB_ENV"));
+        }
+        let mut variables = Vec::new();
+        loop {
+            // SAFETY: an entry of a null-terminated array that outlives the hook.
+            let pair = unsafe { *next };
+            if pair.is_null() {
+                return Ok(variables);
+            }
+            // SAFETY: not null, so a string of the array's.
+            let pair = unsafe { CStr::from_ptr(pair) }.to_bytes();
+            if let Some(end) = pair.iter().position(|byte| *byte == b'=') {
+                let text = |bytes: &[u8]| OsStr::from_bytes(bytes).to_os_string();
+                variables.push((text(&pair[..end]), text(&pair[end + 1..])));
+            }
+            // SAFETY: the entry just read was not the terminating null.
+            next = unsafe { next.add(1) };
+        }
     }
 
     /// Whether the job's environment has `name`, without allocating.
