@@ -14,5 +14,6 @@ pub mod output;
 pub mod random;
 pub mod resolver;
 pub mod shared;
+pub mod supervisor;
 pub mod user;
 pub mod variables;

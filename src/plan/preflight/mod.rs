@@ -9,5 +9,5 @@ use super::checks::Rule;
 
 /// Every check between the nodes.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
-    [compare::RULES, directories::RULES].into_iter().flatten()
+    [compare::RULES, directories::RULES, super::warmup::RULES].into_iter().flatten()
 }
