@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+mod marker;
+
 use super::preflight::Work;
 use crate::plan::warmup::WarmSpec;
 
