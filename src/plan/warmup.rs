@@ -13,6 +13,9 @@ use crate::config::{Settings, WarmPer, check_directory, printable};
 use crate::facts::directories::Here;
 use crate::facts::{Environment, Step};
 
+/// The mark that a warm-up leaves in a directory while it fills it.
+pub const MARK: &str = ".palingenesis-warm.lock";
+
 /// How long it may take where nobody said.
 const LONGEST: u32 = 3600;
 
@@ -273,6 +276,17 @@ impl WarmSpec {
         )
     }
 
+    /// When no mark can be made in a directory.
+    pub fn goes_without(&self, target: &str, why: &str) -> String {
+        format!(
+            "{} on {} cannot leave its mark in {} ({}): another step that fills it at the same time is not kept out",
+            self.name(),
+            self.node,
+            printable(target),
+            printable(why),
+        )
+    }
+
     /// When it was itself silent for so long that another took over.
     pub fn starts_again(&self, target: &str) -> String {
         format!(
@@ -345,7 +359,11 @@ fn told(outcome: &WarmOutcome, spec: &WarmSpec) -> (String, String) {
         ),
         WarmEnd::Waited { target, holder } => (
             format!("could not begin within {} s: {holder} fills {} all the time", spec.seconds, printable(target)),
-            "end that step with scancel if it hangs, or wait longer with warm-timeout=SECONDS".into(),
+            format!(
+                "end that step with scancel if it hangs, or wait longer with warm-timeout=SECONDS; if there is no such \
+                 step, remove {}/{MARK}",
+                printable(target),
+            ),
         ),
         WarmEnd::NotStarted(why) => {
             (format!("could not be started ({})", printable(why)), "tell the cluster's admins, or leave it out".into())

@@ -16,10 +16,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::config::printable;
+use crate::plan::warmup::MARK as NAME;
 use crate::system::folder::{Folder, Found, unforeseen_name};
-
-/// The mark.
-pub const NAME: &str = ".palingenesis-warm.lock";
 
 const OWNER: &str = "owner";
 const COUNTER: &str = "counter";
@@ -171,7 +169,8 @@ fn look(mark: &Folder) -> io::Result<Seen> {
     while generation < MOST {
         match inside(mark, &(generation + 1).to_string()) {
             Ok(folder) => last = Some(folder),
-            Err(error) if gone(&error) => break,
+            // Not for us to read: then it is one that gives no sign.
+            Err(error) if gone(&error) || error.kind() == io::ErrorKind::PermissionDenied => break,
             Err(error) => return Err(error),
         }
         generation += 1;
