@@ -231,11 +231,16 @@ impl WarmSpec {
             value.or_else(|| (name == b"SLURM_STEP_NODELIST").then_some(self.node.as_str()))
         };
         let kept = task.into_iter().filter(|(name, _)| !of_a_rank(name.as_bytes()));
-        kept.map(|(name, value)| match of_one(name.as_bytes()) {
+        let one = |(name, value): (OsString, OsString)| match of_one(name.as_bytes()) {
             Some(one) => (name, one.into()),
             None => (name, value),
-        })
-        .collect()
+        };
+        let mut variables: Vec<(OsString, OsString)> = kept.map(one).collect();
+        // As slurmstepd does it behind our hook.
+        if !variables.iter().any(|(name, _)| name == "TMPDIR") {
+            variables.push(("TMPDIR".into(), "/tmp".into()));
+        }
+        variables
     }
 
     /// What it is called in a line for people. Its words may hold a secret: the first is
@@ -523,6 +528,7 @@ mod tests {
             "SLURM_JOB_NODELIST=n[1-2]",
             "CUDA_VISIBLE_DEVICES=3",
             "HF_HOME=/s",
+            "TMPDIR=/tmp",
         ];
         assert_eq!(seen, wanted);
     }
