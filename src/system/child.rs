@@ -158,7 +158,7 @@ fn whole(mut answer: Vec<u8>) -> io::Result<Vec<u8>> {
 /// A child that no signal ends, because its file system does not answer, is left
 /// behind; it must not keep the pipes open that others read to their end, the
 /// task's output first of all.
-fn close_all_but(kept: &[RawFd]) {
+pub(super) fn close_all_but(kept: &[RawFd]) {
     let mut kept: Vec<libc::c_uint> = kept.iter().filter_map(|kept| (*kept).try_into().ok()).collect();
     kept.sort_unstable();
     let mut first = 0;
@@ -194,7 +194,7 @@ fn answer(writer: RawFd, kept: &[RawFd], question: impl FnOnce() -> Vec<u8>) -> 
     unsafe { libc::_exit(code) }
 }
 
-fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(super) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0; 2];
     // SAFETY: `ends` has room for the two descriptors pipe2 writes.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {

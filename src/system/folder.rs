@@ -3,6 +3,7 @@
 //! does; run them in a child ([`super::child`]).
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -136,8 +137,8 @@ fn entries(bytes: &[u8]) -> Vec<String> {
     names
 }
 
-impl From<std::fs::File> for Folder {
-    fn from(folder: std::fs::File) -> Folder {
+impl From<File> for Folder {
+    fn from(folder: File) -> Folder {
         Folder(folder.into())
     }
 }
@@ -149,6 +150,23 @@ impl Folder {
     /// What open says.
     pub fn root() -> io::Result<Folder> {
         Ok(Folder(openat(libc::AT_FDCWD, "/", libc::O_PATH | libc::O_DIRECTORY)?))
+    }
+
+    /// A directory by its path, every link in it followed: for one that the user named.
+    ///
+    /// # Errors
+    /// What open says.
+    pub fn at(path: &str) -> io::Result<Folder> {
+        Ok(Folder(openat(libc::AT_FDCWD, path, libc::O_PATH | libc::O_DIRECTORY)?))
+    }
+
+    /// What it is, by whatever name: its file system's number and its own there.
+    ///
+    /// # Errors
+    /// What fstat says.
+    pub fn identity(&self) -> io::Result<(u64, u64)> {
+        let data = stat(&self.0)?;
+        Ok((data.st_dev, data.st_ino))
     }
 
     /// What `name`, one component or `..`, is. A link is looked at, not followed.
@@ -278,7 +296,7 @@ impl Folder {
     /// What open, write and fsync say; a file that could be made is removed.
     pub fn write_new(&self, name: &str, content: &[u8]) -> io::Result<Entry> {
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-        let mut file = std::fs::File::from(openat(self.0.as_raw_fd(), name, flags)?);
+        let mut file = File::from(openat(self.0.as_raw_fd(), name, flags)?);
         let written = file.write_all(content).and_then(|()| match file.sync_all() {
             // Some file systems have nothing to wait for.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
@@ -320,7 +338,7 @@ impl Folder {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let mut bytes = Vec::new();
-        std::fs::File::from(file).take(most).read_to_end(&mut bytes)?;
+        File::from(file).take(most).read_to_end(&mut bytes)?;
         Ok((entry, bytes))
     }
 
@@ -375,6 +393,51 @@ impl Folder {
     /// The descriptor's number, for /proc/self/fdinfo.
     pub fn number(&self) -> i32 {
         self.0.as_raw_fd()
+    }
+
+    /// Makes a file that must not exist, with this text, for everybody to read.
+    ///
+    /// # Errors
+    /// What open and write say.
+    pub fn write_text(&self, name: &str, text: &str) -> io::Result<()> {
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        let name = c(name)?;
+        // SAFETY: an open descriptor and a C string.
+        let file = opened(unsafe { libc::openat(self.0.as_raw_fd(), name.as_ptr(), flags, 0o644) })?;
+        File::from(file).write_all(text.as_bytes())
+    }
+
+    /// Writes a text over the beginning of a file.
+    ///
+    /// # Errors
+    /// What open and write say.
+    pub fn write_over(&self, name: &str, text: &str) -> io::Result<()> {
+        let file = openat(self.0.as_raw_fd(), name, libc::O_WRONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
+        File::from(file).write_all(text.as_bytes())
+    }
+
+    /// The beginning of a regular file.
+    ///
+    /// # Errors
+    /// What open and read say.
+    pub fn read(&self, name: &str, longest: u64) -> io::Result<Vec<u8>> {
+        let file = openat(self.0.as_raw_fd(), name, libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
+        if stat(&file)?.st_mode & libc::S_IFMT != libc::S_IFREG {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut text = Vec::new();
+        File::from(file).take(longest).read_to_end(&mut text)?;
+        Ok(text)
+    }
+
+    /// Gives an entry another name in the same directory.
+    ///
+    /// # Errors
+    /// What rename says.
+    pub fn rename(&self, name: &str, other: &str) -> io::Result<()> {
+        let (name, other, at) = (c(name)?, c(other)?, self.0.as_raw_fd());
+        // SAFETY: an open descriptor and two C strings.
+        done(unsafe { libc::renameat(at, name.as_ptr(), at, other.as_ptr()) })
     }
 
     /// Removes an empty directory.

@@ -35,6 +35,23 @@ pub fn set_open_files(soft: u64) -> bool {
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0 }
 }
 
+/// The number of a limit by the name that follows RLIMIT_.
+pub fn number(name: &str) -> Option<u32> {
+    Some(match name {
+        "CPU" => libc::RLIMIT_CPU,
+        "FSIZE" => libc::RLIMIT_FSIZE,
+        "DATA" => libc::RLIMIT_DATA,
+        "STACK" => libc::RLIMIT_STACK,
+        "CORE" => libc::RLIMIT_CORE,
+        "RSS" => libc::RLIMIT_RSS,
+        "NPROC" => libc::RLIMIT_NPROC,
+        "NOFILE" => libc::RLIMIT_NOFILE,
+        "AS" => libc::RLIMIT_AS,
+        "MEMLOCK" => libc::RLIMIT_MEMLOCK,
+        _ => return None,
+    })
+}
+
 /// The size in bytes of the tmpfs mounted at `path`; `None` where there is none.
 pub fn tmpfs_size(path: &Path) -> Option<u64> {
     tmpfs_room(path).map(|(size, _)| size)

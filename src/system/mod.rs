@@ -15,5 +15,6 @@ pub mod random;
 pub mod resolver;
 pub mod shared;
 pub mod sockets;
+pub mod supervisor;
 pub mod user;
 pub mod variables;
