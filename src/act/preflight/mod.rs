@@ -37,7 +37,8 @@ pub enum Ranks {
     Coming,
     /// All are here and wait.
     Here,
-    /// One cannot start; why, for the other nodes. It is told on this node already.
+    /// One cannot start; why, for the other nodes, which are told this text as it is. It is
+    /// told on this node already.
     Failed(String),
 }
 
@@ -81,14 +82,22 @@ pub trait Leader {
     /// Looked at again and again while waiting: never waits itself.
     fn ranks(&mut self) -> Ranks;
     /// Begins to answer a question.
-    fn work(&mut self, question: &[u8]) -> Box<dyn Work + '_>;
-    /// On rank 0's node: what follows from every node's answer. Called with none for
-    /// the first question, when all nodes are here with all of their ranks.
+    /// It borrows nothing of the leader, whose ranks are looked at meanwhile.
+    fn work(&mut self, question: &[u8]) -> Box<dyn Work>;
+    /// On rank 0's node: the question of this round, from 0. `answers` are every node's to
+    /// the question before, by node rank; there are none before the first, when all nodes
+    /// are here with all of their ranks.
     fn next(&mut self, round: usize, answers: &[Vec<u8>]) -> Next;
     /// On rank 0's node: `Terms::arrival` has passed. Whether those that are here start.
+    /// [`Next::Ask`] is round 0 among them: the answers of the others are empty, and who
+    /// still comes is told the end.
     fn without(&mut self, waiting: &Waiting) -> Next;
     /// On rank 0's node, now and then while others are waited for.
     fn tell(&mut self, waiting: &Waiting);
+    /// It is decided that no rank starts, and the rounds return this outcome, but not yet:
+    /// a node that could not be told so far is still waited for a while. The node's other
+    /// ranks must not wait with it.
+    fn stopping(&mut self, _outcome: &Outcome) {}
 }
 
 /// One way that was tried to rank 0's node.
