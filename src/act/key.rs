@@ -48,7 +48,12 @@ impl Key {
 
     /// Another key for one purpose: knowing it tells nothing of this one.
     pub fn derive(&self, purpose: &str) -> Key {
-        Key(self.tag(&[purpose.as_bytes()]))
+        self.derive_from(&[purpose.as_bytes()])
+    }
+
+    /// The same for a purpose that has several parts.
+    pub fn derive_from(&self, purpose: &[&[u8]]) -> Key {
+        Key(self.tag(purpose))
     }
 
     /// The code of these parts. Each counts with its length, so that no two lists of

@@ -27,6 +27,14 @@ pub fn limit(resource: Resource) -> Option<(u64, u64)> {
     (unsafe { libc::getrlimit(number, &mut limit) } == 0).then_some((limit.rlim_cur, limit.rlim_max))
 }
 
+/// Sets the soft limit of open files, to the hard one at most. Whether it was.
+pub fn set_open_files(soft: u64) -> bool {
+    let Some((_, hard)) = limit(Resource::OpenFiles) else { return false };
+    let limit = libc::rlimit { rlim_cur: soft.min(hard), rlim_max: hard };
+    // SAFETY: the kernel reads one rlimit, which is ours.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0 }
+}
+
 /// The size in bytes of the tmpfs mounted at `path`; `None` where there is none.
 pub fn tmpfs_size(path: &Path) -> Option<u64> {
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;

@@ -14,5 +14,6 @@ pub mod output;
 pub mod random;
 pub mod resolver;
 pub mod shared;
+pub mod sockets;
 pub mod user;
 pub mod variables;

@@ -13,6 +13,18 @@ use std::time::Duration;
 
 use super::key::Key;
 
+mod client;
+mod connections;
+mod link;
+mod pace;
+mod server;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+pub use wire::CONTENT_MAX;
+
 /// Who meets where.
 #[derive(Debug, Clone)]
 pub struct Terms {
@@ -146,4 +158,40 @@ pub enum Outcome {
     Lost,
     /// Rank 0's node could listen on none of the ports: the errors' numbers.
     NoPort(Vec<(u16, i32)>),
+}
+
+/// A connection on which nothing comes back for this long is dead: its node has crashed or
+/// lost its network. The kernel finds it out, see [`crate::system::sockets::watch`].
+const DEAD: Duration = Duration::from_secs(15);
+
+/// How often either side says something: that the kernel has something to find out with.
+const PING: Duration = Duration::from_secs(5);
+
+/// A peer whose kernel answers but who says nothing himself, not even a ping, for this long
+/// hangs or is stopped alone. Long, for a busy node is not dead.
+const MUTE: Duration = Duration::from_secs(60);
+
+/// What a node does and whom it waits for how long, until the ranks start or do not.
+/// Blocks; no thread, no wait without a deadline.
+pub fn lead(terms: &Terms, leader: &mut dyn Leader) -> Outcome {
+    if terms.node_rank == 0 { server::serve(terms, leader) } else { client::meet(terms, leader) }
+}
+
+/// For how long the nodes that have not come are still waited for when it is decided that
+/// no rank starts, to be told; and for how long a node tries to tell that one of its own
+/// cannot. Later ones meet nobody and give up by themselves. Not longer: a node without
+/// the plugin never comes, and the step's end must not wait for it.
+fn farewell(terms: &Terms) -> Duration {
+    terms.arrival / 10
+}
+
+/// The name of a node.
+fn name(terms: &Terms, node_rank: u32) -> &str {
+    let index = usize::try_from(node_rank).unwrap_or(usize::MAX);
+    terms.nodes.get(index).map_or("?", String::as_str)
+}
+
+/// Why what a node has to tell cannot be.
+fn too_long(terms: &Terms, node_rank: u32) -> String {
+    format!("node {}: what it has to tell is longer than {CONTENT_MAX} bytes", name(terms, node_rank))
 }
