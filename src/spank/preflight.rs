@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use crate::act::preflight::rounds::{Node, Own, Rounds, SAID, reason};
 use crate::act::preflight::{Leader, Next, Outcome, Ranks, Terms, Waiting, Work, lead};
 use crate::config::{Preflight, Settings};
 use crate::facts::network::{PATIENCE, Resolution, resolve};
+use crate::facts::straggler::Snapshot;
 use crate::facts::task::Container;
 use crate::facts::{Environment, Rank0, Step, TaskFacts, listener};
 use crate::plan::preflight::{MeetingPlace, alone, arrival, leads, meeting_place, own_endpoint, texts, wanted};
@@ -201,6 +203,7 @@ impl Work for Nothing {
     }
 }
 
+/// Holds the node's lock meanwhile: what is done with the gate must not ask for the node.
 fn with_gate<T>(use_it: impl FnOnce(Option<&Gate>) -> T) -> T {
     with_node(|node| use_it(node.and_then(|node| node.gate.as_ref())))
 }
@@ -244,11 +247,14 @@ pub fn together(
         return Start::EachNode;
     };
     let arrival = arrival(settings, facts.task.container);
+    let (root, first) = with_node(|node| node.map(|node| (node.root.clone(), node.before.clone()))).unwrap_or_default();
     with_gate(|gate| match gate {
         None => Start::EachNode,
         Some(gate) if leads(facts.step) => {
             let terms = terms(&place, &key, arrival);
-            Start::Together(lead_the_node(handle, facts, settings, plan, &place, &terms, &key, gate, patience))
+            Start::Together(lead_the_node(
+                handle, facts, settings, plan, &place, &terms, &key, gate, patience, &root, &first,
+            ))
         }
         Some(gate) => {
             let warm = Duration::from_secs(settings.warm_timeout.unwrap_or(3600).into());
@@ -397,6 +403,8 @@ fn lead_the_node(
     key: &Key,
     gate: &Gate,
     patience: Patience,
+    root: &Path,
+    first: &Snapshot,
 ) -> u16 {
     let step = facts.step;
     gate.arrive(step.local_rank);
@@ -420,12 +428,12 @@ fn lead_the_node(
     let node = Node {
         place,
         plan,
-        step,
+        facts,
         settings,
-        before: facts.environment,
+        root,
+        first,
         environment: &environment,
         variables: &variables,
-        interfaces: facts.interfaces,
         endpoint: endpoint.as_deref(),
     };
     let mut rounds = Rounds::new(node, &mut own, key);

@@ -5,6 +5,7 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -14,19 +15,24 @@ use super::{Attempt, Leader, Next, Outcome, Ranks, Unreachable, Waiting, Work, s
 use crate::act::key::Key;
 use crate::act::warmup::Warmup;
 use crate::config::{Preflight, Settings};
+use crate::facts::Environment;
 use crate::facts::directories::here;
+use crate::facts::machine::{self, Now};
 use crate::facts::network::{Interface, Resolution, resolve};
-use crate::facts::{Environment, Step};
+use crate::facts::straggler::Snapshot;
 use crate::plan::preflight::compare::compare;
 use crate::plan::preflight::directories::{self, Moment, Token};
 use crate::plan::preflight::report::NodeReport;
-use crate::plan::preflight::{self as judged, ENDPOINT_HOST, MeetingPlace, NODE_TO_NODE, texts};
+use crate::plan::preflight::{self as judged, MeetingPlace, NODE_TO_NODE, texts};
 use crate::plan::warmup::{self, WarmOutcome, WarmSpec};
-use crate::plan::{Plan, Warning};
+use crate::plan::{Facts, Plan, Warning};
 use crate::report::{one_line, warning_line};
 use crate::system::child::{Asked, ask};
 
-/// How long a node may look its launcher's endpoint up.
+/// How long a node may make its report.
+const REPORTING: Duration = Duration::from_secs(15);
+
+/// How much of that it may look its launcher's endpoint up.
 const LOOKING_UP: Duration = Duration::from_secs(5);
 
 /// Begins what [`Ranks::Failed`] says, for all others: the node has told it to the user.
@@ -44,18 +50,18 @@ pub struct Node<'a> {
     pub place: &'a MeetingPlace,
     /// The leader's plan.
     pub plan: &'a Plan,
-    /// The step.
-    pub step: &'a Step,
+    /// What it was made from.
+    pub facts: &'a Facts<'a>,
     /// The settings, with the site file's.
     pub settings: &'a Settings,
-    /// The leader's environment as it was before the plan.
-    pub before: &'a Environment,
-    /// The same as the plan has made it.
+    /// Below which facts are read.
+    pub root: &'a Path,
+    /// The node's counters before its ranks existed.
+    pub first: &'a Snapshot,
+    /// The leader's environment as the plan has made it.
     pub environment: &'a Environment,
     /// The same byte for byte.
     pub variables: &'a [(OsString, OsString)],
-    /// The node's interfaces.
-    pub interfaces: &'a [Interface],
     /// Where the launchers meet, where that is not at our port.
     pub endpoint: Option<&'a str>,
 }
@@ -99,8 +105,12 @@ struct Brought {
     report: String,
     /// Where the node listens for the one before it, if it can.
     listens: Option<(Option<IpAddr>, u16)>,
-    /// The launcher's endpoint, and whether the node has its address; `None`: not known.
-    endpoint: Option<(String, Option<bool>)>,
+}
+
+impl Brought {
+    fn new(report: &NodeReport, listens: Option<(Option<IpAddr>, u16)>) -> Brought {
+        Brought { report: String::from_utf8_lossy(&report.to_bytes()).into_owned(), listens }
+    }
 }
 
 /// What the answers are to.
@@ -121,6 +131,8 @@ pub struct Rounds<'a> {
     key: Key,
     listening: Option<Listening>,
     began: Instant,
+    /// When the reports were asked for, by the wall clock.
+    asked_at: u64,
     stage: Stage,
     tokens: Vec<Token>,
     warm: Option<WarmSpec>,
@@ -135,13 +147,14 @@ pub struct Rounds<'a> {
 impl<'a> Rounds<'a> {
     /// Before the nodes have met. `key` is the launch's.
     pub fn new(node: Node<'a>, own: &'a mut dyn Own, key: &Key) -> Rounds<'a> {
-        let warm = warmup::wanted(node.settings, node.step, node.environment, &here());
+        let warm = warmup::wanted(node.settings, node.facts.step, node.environment, &here());
         Rounds {
             node,
             own,
             key: key.derive("ring"),
             listening: None,
             began: Instant::now(),
+            asked_at: 0,
             stage: Stage::Nothing,
             tokens: Vec::new(),
             warm,
@@ -189,16 +202,30 @@ impl<'a> Rounds<'a> {
         Next::Go(vec![Vec::new(); self.nodes().len()])
     }
 
-    /// This node's answer to the first question.
-    fn bring(&mut self) -> Brought {
-        let report = NodeReport::of(self.node.plan).to_bytes();
-        let mut brought = Brought { report: String::from_utf8_lossy(&report).into_owned(), ..Brought::default() };
+    /// This node's answer to the first question. Made in a child: a device's firmware is
+    /// asked, and perhaps a name server.
+    fn bring(&mut self) -> Box<dyn Work> {
+        let mut listens = None;
         if self.nodes().len() > 1 {
             let towards = if self.has_rank_0() { None } else { self.way_out() };
             self.listening = Listening::new(towards).ok();
-            brought.listens = self.listening.as_ref().map(|listening| (towards, listening.port()));
+            listens = self.listening.as_ref().map(|listening| (towards, listening.port()));
         }
-        brought
+        let Node { plan, facts, settings, root, first, endpoint, .. } = self.node;
+        let planned = NodeReport::of(plan);
+        let without = bytes(&Brought::new(&planned, listens));
+        let asked = ask(|| {
+            let now = Now::read(root, facts.node, first, facts.task.mask.as_ref());
+            let mut report = planned.with(plan, facts, settings, &now);
+            report.endpoint = endpoint.map(String::from);
+            report.owns_endpoint = endpoint.and_then(|endpoint| owns(endpoint, facts.interfaces));
+            report.clock = Some(machine::clock());
+            bytes(&Brought::new(&report, listens))
+        });
+        match asked {
+            Ok(asked) => Box::new(Bringing { asked, without }),
+            Err(_) => done(without),
+        }
     }
 
     /// The address of this node from which packets go to rank 0's.
@@ -214,7 +241,7 @@ impl<'a> Rounds<'a> {
         for (rank, one) in brought.iter().enumerate() {
             let text = one.as_ref().map(|one| one.report.as_bytes()).unwrap_or_default();
             match NodeReport::from_bytes(text) {
-                Ok(report) => reports.push(report),
+                Ok(report) => reports.push(NodeReport { met: Some((self.asked_at, machine::clock())), ..report }),
                 Err(why) => {
                     let node = self.nodes().get(rank).cloned().unwrap_or_default();
                     let why = format!("{node} brought no report that can be read: {why}; update palingenesis there");
@@ -223,7 +250,6 @@ impl<'a> Rounds<'a> {
             }
         }
         found.extend(compare(&reports));
-        found.extend(self.endpoint(&brought));
         if let Some(stop) = self.judge(found) {
             return stop;
         }
@@ -240,25 +266,6 @@ impl<'a> Rounds<'a> {
         let targets: Vec<(String, Vec<SocketAddr>)> =
             (0..nodes.len()).map(|node| (node + 1) % nodes.len()).map(|next| (nodes[next].clone(), to(next))).collect();
         self.ask_all(Stage::Ring, |node| Question::Ring { next: targets[node].0.clone(), to: targets[node].1.clone() })
-    }
-
-    /// Whether exactly one node has the launcher's endpoint.
-    fn endpoint(&self, brought: &[Option<Brought>]) -> Option<Warning> {
-        let endpoints: Vec<&(String, Option<bool>)> =
-            brought.iter().flatten().filter_map(|brought| brought.endpoint.as_ref()).collect();
-        let (endpoint, _) = *endpoints.first()?;
-        // One that does not know it may be the one.
-        if endpoints.len() < brought.len() || endpoints.iter().any(|(_, own)| own.is_none()) {
-            return None;
-        }
-        let own: Vec<u32> =
-            (0u32..).zip(&endpoints).filter(|(_, (_, own))| *own == Some(true)).map(|(at, _)| at).collect();
-        if own.len() == 1 {
-            return None;
-        }
-        let text = texts::endpoint_hosts(endpoint, &self.named(&own), self.nodes().len());
-        let (message, cure) = text.rsplit_once("; ").unwrap_or((&text, ""));
-        Some(judged::error(ENDPOINT_HOST, message.into(), cure.into()))
     }
 
     /// After each has tried to reach the next.
@@ -285,7 +292,7 @@ impl<'a> Rounds<'a> {
     }
 
     fn places(&self, moment: Moment) -> Vec<directories::Place> {
-        directories::places(self.node.plan, self.node.settings, self.node.before, &here(), moment)
+        directories::places(self.node.plan, self.node.settings, self.node.facts.environment, &here(), moment)
     }
 
     fn directories(&mut self, moment: Moment) -> Next {
@@ -368,7 +375,8 @@ impl<'a> Rounds<'a> {
     pub fn over(mut self, outcome: &Outcome) -> Option<String> {
         self.clean(matches!(outcome, Outcome::Go { .. }));
         let place = self.node.place;
-        let (node, rank0) = (self.node.step.node.as_str(), place.nodes.first().map(String::as_str).unwrap_or_default());
+        let (node, rank0) =
+            (self.node.plan.step.node.as_str(), place.nodes.first().map(String::as_str).unwrap_or_default());
         match outcome {
             Outcome::Go { .. } | Outcome::Failed(_) => None,
             // A node's own fault is told there.
@@ -385,7 +393,7 @@ impl<'a> Rounds<'a> {
                     rank0,
                     host: &place.host,
                     ways: &ways,
-                    interfaces: self.node.interfaces,
+                    interfaces: self.node.facts.interfaces,
                     seconds: self.began.elapsed().as_secs().max(1),
                     named: place.named,
                 }))
@@ -401,16 +409,10 @@ impl Leader for Rounds<'_> {
 
     fn work(&mut self, question: &[u8]) -> Box<dyn Work> {
         match serde_json::from_slice(question) {
-            Ok(Question::Report) => {
-                let brought = self.bring();
-                match self.node.endpoint {
-                    Some(endpoint) => Box::new(Looking::new(brought, endpoint, self.node.interfaces)),
-                    None => done(bytes(&brought)),
-                }
-            }
+            Ok(Question::Report) => self.bring(),
             Ok(Question::Ring { to, .. }) => {
                 let to = self.targets(&to);
-                Box::new(ring::Ring::new(self.listening.take(), to, self.key.clone(), self.node.interfaces))
+                Box::new(ring::Ring::new(self.listening.take(), to, self.key.clone(), self.node.facts.interfaces))
             }
             Ok(Question::Write { warmed }) => {
                 Box::new(shared::writing(self.places(moment(warmed)), &self.node.plan.step))
@@ -425,7 +427,10 @@ impl Leader for Rounds<'_> {
 
     fn next(&mut self, _round: usize, answers: &[Vec<u8>]) -> Next {
         match self.stage {
-            Stage::Nothing => self.ask_all(Stage::Report, |_| Question::Report),
+            Stage::Nothing => {
+                self.asked_at = machine::clock();
+                self.ask_all(Stage::Report, |_| Question::Report)
+            }
             Stage::Report => self.reported(answers),
             Stage::Ring => self.ringed(answers),
             Stage::Write(moment) => self.written(moment, answers),
@@ -533,42 +538,28 @@ impl Work for Done {
     }
 }
 
-/// Looks the launcher's endpoint up in a child.
-struct Looking {
-    brought: Option<Brought>,
-    endpoint: String,
-    own: Vec<IpAddr>,
-    asked: Option<Asked>,
+/// A report that a child makes.
+struct Bringing {
+    asked: Asked,
+    /// The report without what the child looks at.
+    without: Vec<u8>,
 }
 
-impl Looking {
-    fn new(brought: Brought, endpoint: &str, interfaces: &[Interface]) -> Looking {
-        let host = judged::endpoint_host(endpoint).to_string();
-        let asked = ask(move || match resolve(&host, LOOKING_UP) {
-            Resolution::Found(addresses) => bytes(&addresses),
-            _ => Vec::new(),
-        });
-        let own = interfaces.iter().map(|interface| interface.address).collect();
-        Looking { brought: Some(brought), endpoint: endpoint.into(), own, asked: asked.ok() }
-    }
-}
-
-impl Work for Looking {
+impl Work for Bringing {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.asked.as_ref().map(Asked::fd)
+        Some(self.asked.fd())
     }
 
     fn advance(&mut self) -> Option<Vec<u8>> {
-        let found = match &mut self.asked {
-            Some(asked) => asked.look(LOOKING_UP + LOOKING_UP)?.ok(),
-            None => None,
-        };
-        let addresses = found.and_then(|found| serde_json::from_slice::<Vec<IpAddr>>(&found).ok());
-        let own = addresses
-            .filter(|_| !self.own.is_empty())
-            .map(|addresses| addresses.iter().any(|address| address.is_loopback() || self.own.contains(address)));
-        let mut brought = self.brought.take()?;
-        brought.endpoint = Some((std::mem::take(&mut self.endpoint), own));
-        Some(bytes(&brought))
+        let answer = self.asked.look(REPORTING)?;
+        Some(answer.unwrap_or_else(|_| std::mem::take(&mut self.without)))
     }
+}
+
+/// Whether the host of an endpoint is this node; `None`: not known.
+fn owns(endpoint: &str, interfaces: &[Interface]) -> Option<bool> {
+    let Resolution::Found(addresses) = resolve(judged::endpoint_host(endpoint), LOOKING_UP) else { return None };
+    let own =
+        |address: &IpAddr| address.is_loopback() || interfaces.iter().any(|interface| interface.address == *address);
+    (!interfaces.is_empty()).then(|| addresses.iter().any(own))
 }
