@@ -12,6 +12,7 @@ pub mod environment;
 mod files;
 pub mod hostlist;
 pub mod listener;
+pub mod machine;
 pub mod mounts;
 pub mod netdevs;
 pub mod network;
@@ -21,6 +22,7 @@ pub mod program;
 pub mod rdma;
 pub mod record;
 pub mod step;
+pub mod straggler;
 pub mod task;
 pub mod topology;
 mod trace;
@@ -28,6 +30,7 @@ pub mod user;
 
 pub use cpuset::CpuSet;
 pub use environment::Environment;
+pub use machine::Machine;
 pub use netdevs::NetDevice;
 pub use pci::PciAddress;
 pub use program::{Program, StartFacts};
@@ -62,6 +65,8 @@ pub struct NodeFacts {
     pub netdevs: Option<Vec<NetDevice>>,
     /// Where GPUs, network cards and CPUs sit.
     pub topology: Topology,
+    /// What is only compared with other nodes.
+    pub machine: Machine,
     /// What could not be read, in words.
     pub unknown: Vec<String>,
 }
@@ -103,6 +108,7 @@ impl NodeFacts {
             gids: network.gids,
             netdevs: network.netdevs,
             topology,
+            machine: Machine::of(gpus.more, network.more),
             unknown,
         }
     }
@@ -136,12 +142,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 struct SeenGpus {
     gpus: Vec<topology::Gpu>,
+    more: machine::OfGpus,
     unknown: Vec<String>,
 }
 
 fn gpus_of(root: &Path) -> SeenGpus {
     let mut unknown = Vec::new();
-    SeenGpus { gpus: topology::gpus(root, &mut unknown), unknown }
+    let gpus = topology::gpus(root, &mut unknown);
+    let more = machine::OfGpus { driver: machine::driver(root), lanes: machine::lanes_of_gpus(root, &gpus) };
+    SeenGpus { gpus, more, unknown }
 }
 
 /// The same of its network.
@@ -151,6 +160,7 @@ struct SeenNetwork {
     gids: Vec<GidRow>,
     netdevs: Option<Vec<NetDevice>>,
     nics: Vec<topology::Nic>,
+    more: machine::OfNetwork,
     unknown: Vec<String>,
 }
 
@@ -166,6 +176,11 @@ fn network_of(root: &Path) -> SeenNetwork {
         Err(why) => seen.unknown.push(why),
     }
     seen.nics = topology::nics(root, &mut seen.unknown);
+    seen.more = machine::OfNetwork {
+        lanes: machine::lanes_of_nics(root, &seen.nics),
+        mtus: machine::mtus(root, seen.netdevs.as_deref().unwrap_or_default()),
+        verbs: machine::verbs(root),
+    };
     seen
 }
 

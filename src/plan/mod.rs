@@ -32,7 +32,7 @@ use crate::config::Settings;
 use crate::config::site::{SiteProfile, SiteVariable, SiteView};
 use crate::facts::network::{Interface, Resolution};
 use crate::facts::task::{Container, MemoryFacts, Peers, UserBound};
-use crate::facts::{CpuSet, Environment, NodeFacts, Rank0, Step, TaskFacts, Topology};
+use crate::facts::{CpuSet, Environment, Machine, NodeFacts, Rank0, Step, TaskFacts, Topology};
 
 pub use binding::Binding;
 use checks::Subject;
@@ -86,6 +86,7 @@ static UNKNOWN_NODE: NodeFacts = NodeFacts {
         isolated: CpuSet::EMPTY,
         default_route: None,
     },
+    machine: Machine { driver: None, lanes: Vec::new(), mtus: Vec::new(), verbs: Vec::new() },
     unknown: Vec::new(),
 };
 static UNKNOWN_TASK: TaskFacts = TaskFacts {

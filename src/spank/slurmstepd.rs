@@ -14,6 +14,7 @@ use super::{Arguments, Failure, task};
 use crate::config::site::{self, Site, SiteError};
 use crate::config::{LogLevel, Plugstack};
 use crate::facts::container::Place;
+use crate::facts::straggler::Snapshot;
 use crate::facts::{Environment, NodeFacts};
 use crate::system::{child, log};
 
@@ -28,6 +29,8 @@ const SITE_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Node {
     /// The node's facts.
     pub facts: NodeFacts,
+    /// The node's counters before its tasks existed.
+    pub before: Snapshot,
     /// How long reading them took.
     pub read_in: Duration,
     /// Below which facts are read.
@@ -91,11 +94,13 @@ pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     }
     let plugstack = Plugstack::parse(arguments.iter()).map_err(Failure::refused)?;
     let start = Instant::now();
+    let before = Snapshot::read(&plugstack.root);
     let facts = NodeFacts::read(&plugstack.root);
     let read_in = start.elapsed();
     let submitted = handle.environment()?;
     if let Some(node) = lock(&NODE).as_mut() {
         node.facts = facts;
+        node.before = before;
         node.read_in = read_in;
         node.root = plugstack.root;
         node.limit = plugstack.gate;

@@ -37,6 +37,11 @@ pub fn set_open_files(soft: u64) -> bool {
 
 /// The size in bytes of the tmpfs mounted at `path`; `None` where there is none.
 pub fn tmpfs_size(path: &Path) -> Option<u64> {
+    tmpfs_room(path).map(|(size, _)| size)
+}
+
+/// The same, and how much of it is free.
+pub fn tmpfs_room(path: &Path) -> Option<(u64, u64)> {
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
     let mut answer = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the path is a C string, and the kernel writes one statfs, which is ours.
@@ -48,8 +53,10 @@ pub fn tmpfs_size(path: &Path) -> Option<u64> {
     if answer.f_type != libc::TMPFS_MAGIC {
         return None;
     }
+    let block = u64::try_from(answer.f_bsize).ok()?;
     // A tmpfs without a limit says 0.
-    Some(answer.f_blocks.saturating_mul(u64::try_from(answer.f_bsize).ok()?)).filter(|size| *size > 0)
+    let size = answer.f_blocks.saturating_mul(block);
+    (size > 0).then(|| (size, answer.f_bavail.saturating_mul(block)))
 }
 
 #[cfg(test)]
@@ -77,6 +84,7 @@ mod tests {
         assert_eq!(tmpfs_size(Path::new("/nonexistent")), None);
         if std::fs::read_to_string("/proc/mounts").unwrap().contains(" /dev/shm tmpfs ") {
             assert!(tmpfs_size(Path::new("/dev/shm")).is_some());
+            assert!(tmpfs_room(Path::new("/dev/shm")).is_some_and(|(size, free)| free <= size));
         }
     }
 }
