@@ -304,6 +304,16 @@ pub struct Findings {
 }
 
 impl Findings {
+    /// Those of one check.
+    pub(super) fn of(id: &'static str) -> Findings {
+        Findings { id, list: Vec::new() }
+    }
+
+    /// What was found.
+    pub(super) fn into_list(self) -> Vec<Warning> {
+        self.list
+    }
+
     /// It cannot start, or certainly fails.
     pub fn error(&mut self, message: impl Into<String>, cure: impl Into<String>) {
         self.add(Severity::Error, message.into(), cure.into());
