@@ -12,6 +12,7 @@ pub mod environment;
 mod files;
 pub mod hostlist;
 pub mod listener;
+pub mod locks;
 pub mod machine;
 pub mod mounts;
 pub mod netdevs;

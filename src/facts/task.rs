@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::directories::Directory;
+use super::locks::OldLock;
 use super::overlay::{self, Overlay};
 use super::program::StartFacts;
 use super::rdma::{self, GidRow, RdmaPort};
@@ -32,6 +33,8 @@ pub struct TaskFacts {
     /// Directories for caches: what `plan::caches::wanted` names, as they were
     /// found or made.
     pub directories: Vec<Directory>,
+    /// Old lock files in what `plan::caches::with_locks` names.
+    pub locks: Vec<OldLock>,
     /// Bytes the program may lock in memory; `u64::MAX`: no limit.
     pub memlock: Option<u64>,
     /// Files the program may have open; `u64::MAX`: no limit.

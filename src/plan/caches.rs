@@ -10,6 +10,7 @@
 
 use crate::config::{Settings, check_directory};
 use crate::facts::directories::{Directory, Fault, FileSystem, Here, Place, Purpose, Request, What};
+use crate::facts::locks::{Owner, Wanted};
 use crate::facts::task::{Container, TaskFacts};
 
 use super::checks::From;
@@ -175,6 +176,35 @@ fn of_others(facts: &Facts, marks: &Marks) -> Vec<String> {
         }
     }
     paths
+}
+
+/// Where lock files of killed programs may keep the ranks waiting: one rank of each
+/// node looks on the node, rank 0 also where all nodes see the same.
+pub fn with_locks(facts: &Facts, settings: &Settings, directories: &[Directory]) -> Vec<Wanted> {
+    if facts.step.local_rank != 0 {
+        return Vec::new();
+    }
+    let marks = Marks::of(facts.environment);
+    let of = |name: &str| given(facts, &marks, name).map(|(value, _)| value).filter(|value| !value.is_empty());
+    let local = directories.iter().find(|found| found.purpose == Purpose::Local && found.fault.is_none());
+    let cache = |path: &str| of("HOME").map(|home| format!("{}/{path}", home.trim_end_matches('/')));
+    let on_node = |name: &str, folder: &str, default: &str| {
+        of(name).or_else(|| local.map(|local| format!("{}/{folder}", local.path))).or_else(|| cache(default))
+    };
+    let below = |root: String, folder: &str| format!("{}/{folder}", root.trim_end_matches('/'));
+    let hub = || {
+        let home = of("HF_HOME").or_else(|| settings.cache.clone().map(|root| below(root, "huggingface")));
+        let home = home.or_else(|| of("XDG_CACHE_HOME").map(|root| below(root, "huggingface")));
+        of("HF_HUB_CACHE").or_else(|| home.or_else(|| cache(".cache/huggingface")).map(|home| below(home, "hub")))
+    };
+    let places = [
+        (Owner::Extensions, on_node("TORCH_EXTENSIONS_DIR", "torch_extensions", ".cache/torch_extensions")),
+        (Owner::Triton, on_node("TRITON_CACHE_DIR", "triton", ".triton/cache")),
+        (Owner::Hub, hub()),
+    ];
+    let on_the_node = facts.step.rank != 0;
+    let wanted = |(owner, path): (Owner, Option<String>)| Some(Wanted { owner, path: path?, on_the_node });
+    places.into_iter().filter_map(wanted).filter(|wanted| check_directory(&wanted.path).is_ok()).collect()
 }
 
 /// Offers the variables, each only if nobody else set it.

@@ -96,6 +96,7 @@ static UNKNOWN_TASK: TaskFacts = TaskFacts {
     container_keeps: Vec::new(),
     start: None,
     directories: Vec::new(),
+    locks: Vec::new(),
     memlock: None,
     open_files: None,
     stack: None,

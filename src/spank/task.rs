@@ -29,7 +29,7 @@ use crate::facts::network::{Interfaces, Network};
 use crate::facts::step::FIRST_SPECIAL_STEP;
 use crate::facts::task::{Container, Peers, UserBound, cores};
 use crate::facts::{
-    CpuSet, Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, User, netdevs, program,
+    CpuSet, Environment, NodeFacts, Rank0, StartFacts, Step, StepError, TaskFacts, User, locks, netdevs, program,
 };
 use crate::plan::{self, Binding, Facts, Plan, caches, fabric, launch, rendezvous, worker};
 use crate::report;
@@ -268,7 +268,8 @@ fn start_rank(
         _ => Vec::new(),
     };
     let directories = directories::make(&caches::wanted(&facts, spec, &here()));
-    let task = TaskFacts { directories, peers, cores, ..facts.task.clone() };
+    let locks = locks::old(&caches::with_locks(&facts, settings, &directories));
+    let task = TaskFacts { directories, locks, peers, cores, ..facts.task.clone() };
     let facts = Facts { task: &task, ..facts };
     let plan = plan::plan(&facts, spec);
     with_node(|node| {

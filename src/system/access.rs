@@ -30,3 +30,50 @@ pub fn may_open(file: &Path) -> io::Result<()> {
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+/// What the kernel knows of a file's lock (flock(2)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lock {
+    /// Nobody holds it.
+    Free,
+    /// Somebody does.
+    Held,
+    /// The file system has no locks, or the file cannot be opened.
+    Unknown,
+}
+
+/// Looks at a file's lock by taking it, shared and for a moment, if nobody has it.
+pub fn lock_of(path: &Path) -> Lock {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    let Ok(file) = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path) else {
+        return Lock::Unknown;
+    };
+    // SAFETY: an open descriptor; closing the file gives the lock back.
+    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) } {
+        0 => Lock::Free,
+        _ if io::Error::last_os_error().raw_os_error() == Some(libc::EWOULDBLOCK) => Lock::Held,
+        _ => Lock::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_lock_is_free_until_somebody_holds_it() {
+        let path = std::env::temp_dir().join(format!("palingenesis-lock-{}", std::process::id()));
+        let file = std::fs::File::create(&path).unwrap();
+        assert_eq!(lock_of(&path), Lock::Free);
+        // SAFETY: an open descriptor.
+        assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) }, 0);
+        assert_eq!(lock_of(&path), Lock::Held);
+        drop(file);
+        assert_eq!(lock_of(&path), Lock::Free);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(lock_of(&path), Lock::Unknown);
+    }
+}

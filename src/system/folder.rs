@@ -85,6 +85,12 @@ fn stat(descriptor: &OwnedFd) -> io::Result<libc::stat> {
     Ok(data)
 }
 
+impl From<std::fs::File> for Folder {
+    fn from(folder: std::fs::File) -> Folder {
+        Folder(folder.into())
+    }
+}
+
 impl Folder {
     /// `/`.
     ///

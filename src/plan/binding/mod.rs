@@ -46,7 +46,7 @@ pub use nics::NodeNics;
 
 /// Ids of findings that are one node's alone, such as a card that is down: told
 /// from each node, not from rank 0's only.
-pub const OF_A_NODE: [&str; 1] = ["nic-down"];
+pub const OF_A_NODE: [&str; 2] = ["nic-down", "cache-lock-old"];
 
 /// Where a rank runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]

@@ -1,6 +1,7 @@
 //! Checks on the directories of caches.
 
 use crate::facts::directories::{Place, Purpose, What};
+use crate::facts::locks::{OldLock, Owner};
 use crate::plan::caches::{
     MUST_BE_SHARED, PATHS, cure, file_system, must_be_local, on_a_server, shown, words, wrong_path,
 };
@@ -45,6 +46,13 @@ pub(super) const RULES: &[Rule] = &[
         Severity::Warning,
         "a cache that all nodes must share, on a file system of this node",
         shared_local,
+    ),
+    Rule::new(
+        "cache-lock-old",
+        Phase::Node,
+        Severity::Warning,
+        "lock files older than an hour that a killed job left in PyTorch's, Triton's or Hugging Face's cache",
+        cache_lock_old,
     ),
 ];
 
@@ -162,4 +170,49 @@ fn shared_local(subject: &Subject, findings: &mut Findings) {
             );
         }
     }
+}
+
+/// Lock files that a message names.
+const MOST_LOCKS: usize = 3;
+
+/// <https://github.com/pytorch/pytorch/issues/189245>,
+/// <https://github.com/ishandhanani/srt-slurm/pull/251>: without a word the ranks wait
+/// for a job that is gone.
+fn cache_lock_old(subject: &Subject, findings: &mut Findings) {
+    let Some(task) = subject.task else { return };
+    let mut tell = |owner: Owner, wanted: fn(&OldLock) -> bool, warns: bool, why: &str| {
+        let locks: Vec<&OldLock> = task.locks.iter().filter(|lock| lock.owner == owner && wanted(lock)).collect();
+        let Some(first) = locks.first() else { return };
+        let age = |hours: u64| if hours < 48 { format!("{hours} h") } else { format!("{} days", hours / 24) };
+        let named = locks.iter().take(MOST_LOCKS).map(|lock| format!("{} ({})", shown(&lock.path), age(lock.hours)));
+        let more = match locks.len().saturating_sub(MOST_LOCKS) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let what = if locks.len() == 1 { "an old lock file" } else { "old lock files" };
+        let message = format!("{what} on {}: {}{more}: {why}", node(subject), named.collect::<Vec<_>>().join(", "));
+        let cure = format!("if no other job of yours is at work there, rm {}", shown(&first.path));
+        if warns { findings.warn(message, cure) } else { findings.inform(message, cure) }
+    };
+    // In all releases that were affected the file alone counts, whoever made it.
+    tell(
+        Owner::Extensions,
+        |_| true,
+        true,
+        "PyTorch builds that extension when nobody has it, and else waits for ever",
+    );
+    tell(Owner::Triton, |_| true, false, "an old Triton may wait for it");
+    tell(
+        Owner::Hub,
+        |lock| lock.held.is_none(),
+        true,
+        "the file system has no locks, so a download waits while the file is there",
+    );
+    tell(
+        Owner::Hub,
+        |lock| lock.held == Some(true),
+        true,
+        "some process still holds it, and a download waits for that one",
+    );
+    tell(Owner::Hub, |lock| lock.held == Some(false), false, "its download was not finished");
 }

@@ -5,6 +5,7 @@
 use super::{From, Phase, Subject, Value, judge, look};
 use crate::config::{Settings, Source};
 use crate::facts::directories::{Directory, Fault, FileSystem, Purpose, Request, What};
+use crate::facts::locks::OldLock;
 use crate::facts::{NodeFacts, TaskFacts};
 use crate::plan::Severity::{self, Error, Info};
 use crate::plan::tests::World;
@@ -88,6 +89,13 @@ impl Scene {
         let mut directory = Directory::of(&Request { purpose, ..Request::given(path) });
         found(&mut directory);
         self.task.directories.push(directory);
+        self
+    }
+
+    /// An old lock file of PyTorch's.
+    pub fn lock(mut self, path: &str) -> Scene {
+        let owner = crate::facts::locks::Owner::Extensions;
+        self.task.locks.push(OldLock { owner, path: path.into(), hours: 50, held: Some(false) });
         self
     }
 
@@ -736,6 +744,8 @@ pub(super) fn caches_examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
             shared(&|found| found.fault = Some(Fault { at: at.clone(), what: What::Missing }))
         }),
         ("cache-unusable", false, shared(&|_| {})),
+        ("cache-lock-old", true, env(&[]).lock("/home/me/.cache/torch_extensions/py311_cu124/fused/lock").look()),
+        ("cache-lock-old", false, env(&[]).look()),
         ("cache-space", true, shared(&|found| found.free = Some(1 << 20))),
         ("cache-space", false, shared(&|found| found.free = Some(1 << 40))),
     ]
