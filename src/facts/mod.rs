@@ -9,6 +9,7 @@ pub mod container;
 pub mod cpuset;
 pub mod directories;
 pub mod environment;
+pub mod exit;
 mod files;
 pub mod hostlist;
 pub mod listener;
