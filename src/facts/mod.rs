@@ -16,6 +16,7 @@ pub mod listener;
 pub mod mounts;
 pub mod netdevs;
 pub mod network;
+pub mod oom;
 pub mod overlay;
 pub mod pci;
 pub mod program;
