@@ -1,4 +1,4 @@
-//! The roll: what each rank leaves in the gate's memory before it runs, for the day on
+//! The register: what each rank leaves in the gate's memory before it runs, for the day on
 //! which it ends badly. slurmstepd, which then is root, takes numbers and short texts
 //! from here and asks nobody.
 //!
@@ -40,36 +40,36 @@ const GROUP_BYTES: usize = 512;
 const GROUP: usize = GPU + text_words(GPU_BYTES);
 const PART: usize = GROUP + text_words(GROUP_BYTES);
 
-/// How many words the roll of so many ranks takes.
+/// How many words the register of so many ranks takes.
 pub(super) fn words(ranks: u32) -> usize {
     HEAD + ranks as usize * PART
 }
 
-/// The roll of a node.
+/// The register of a node.
 #[derive(Debug, Clone, Copy)]
-pub struct Roll<'a> {
+pub struct Register<'a> {
     words: &'a [AtomicU32],
 }
 
 /// A rank's part of it.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct Entry<'a> {
     words: &'a [AtomicU32],
 }
 
 impl Gate {
-    /// The roll: the last words of the gate's memory.
-    pub fn roll(&self) -> Roll<'_> {
+    /// The register: the last words of the gate's memory.
+    pub fn register(&self) -> Register<'_> {
         let all = self.words.all();
-        Roll { words: all.get(all.len().saturating_sub(words(self.ranks))..).unwrap_or_default() }
+        Register { words: all.get(all.len().saturating_sub(words(self.ranks))..).unwrap_or_default() }
     }
 }
 
-impl<'a> Roll<'a> {
+impl<'a> Register<'a> {
     /// A local rank's part; `None` where the node has no such rank.
-    pub fn of(self, local_rank: u32) -> Option<Place<'a>> {
+    pub fn of(self, local_rank: u32) -> Option<Entry<'a>> {
         let from = HEAD + (local_rank as usize).checked_mul(PART)?;
-        Some(Place { words: self.words.get(from..from + PART)? })
+        Some(Entry { words: self.words.get(from..from + PART)? })
     }
 
     /// Writes which node this is.
@@ -85,6 +85,7 @@ impl<'a> Roll<'a> {
 
     /// Writes by how much this node's clock is ahead of the one of rank 0's node, and how
     /// wrong that may be, in nanoseconds.
+    #[allow(dead_code, reason = "the pre-flight compares clocks")]
     pub fn compare_clock(self, offset: i64, uncertainty: u64) {
         put(self.words, OFFSET, offset.cast_unsigned());
         put(self.words, UNCERTAINTY, uncertainty);
@@ -98,13 +99,13 @@ impl<'a> Roll<'a> {
     }
 
     /// The part of the first rank with this memory group: there is counted for all of them.
-    pub fn first_in(self, group: &str) -> Option<Place<'a>> {
+    pub fn first_in(self, group: &str) -> Option<Entry<'a>> {
         let parts = self.words.get(HEAD..).unwrap_or_default().chunks_exact(PART);
-        parts.map(|words| Place { words }).find(|place| place.group().as_deref() == Some(group))
+        parts.map(|words| Entry { words }).find(|entry| entry.group().as_deref() == Some(group))
     }
 }
 
-impl Place<'_> {
+impl Entry<'_> {
     /// Writes the rank in the step.
     pub fn enter(self, rank: u32) {
         self.words[RANK].store(rank.saturating_add(1), Ordering::Release);
@@ -211,58 +212,58 @@ mod tests {
     #[test]
     fn what_ranks_wrote_is_read_and_nothing_else() {
         let gate = Gate::new(3).unwrap();
-        let roll = gate.roll();
-        assert_eq!((roll.named(), roll.clock()), ((None, None), None));
-        let place = roll.of(2).unwrap();
-        assert_eq!((place.rank(), place.gpu(), place.group(), place.kills_before()), (None, None, None, None));
-        assert!(!place.started() && roll.of(3).is_none() && roll.of(u32::MAX).is_none());
-        roll.name("node007", 0);
-        roll.compare_clock(-5_000_000_001, 7_000_000_000);
-        place.enter(0);
-        place.use_gpu("0000:3b:00.0");
-        place.watch("/sys/fs/cgroup/memory/step_0/memory.oom_control", 4);
-        place.start();
-        assert_eq!(roll.named(), (Some("node007".into()), Some(0)));
-        assert_eq!(roll.clock(), Some((-5_000_000_001, 7_000_000_000)));
-        assert_eq!((place.rank(), place.kills_before()), (Some(0), Some(4)));
-        assert_eq!(place.gpu().as_deref(), Some("0000:3b:00.0"));
-        assert_eq!(place.group().as_deref(), Some("/sys/fs/cgroup/memory/step_0/memory.oom_control"));
-        assert!(place.started() && place.told_first() && !place.told_first());
+        let register = gate.register();
+        assert_eq!((register.named(), register.clock()), ((None, None), None));
+        let entry = register.of(2).unwrap();
+        assert_eq!((entry.rank(), entry.gpu(), entry.group(), entry.kills_before()), (None, None, None, None));
+        assert!(!entry.started() && register.of(3).is_none() && register.of(u32::MAX).is_none());
+        register.name("node007", 0);
+        register.compare_clock(-5_000_000_001, 7_000_000_000);
+        entry.enter(0);
+        entry.use_gpu("0000:3b:00.0");
+        entry.watch("/sys/fs/cgroup/memory/step_0/memory.oom_control", 4);
+        entry.start();
+        assert_eq!(register.named(), (Some("node007".into()), Some(0)));
+        assert_eq!(register.clock(), Some((-5_000_000_001, 7_000_000_000)));
+        assert_eq!((entry.rank(), entry.kills_before()), (Some(0), Some(4)));
+        assert_eq!(entry.gpu().as_deref(), Some("0000:3b:00.0"));
+        assert_eq!(entry.group().as_deref(), Some("/sys/fs/cgroup/memory/step_0/memory.oom_control"));
+        assert!(entry.started() && entry.told_first() && !entry.told_first());
         // The others' parts are as before, and the gate knows nothing of it.
-        assert_eq!(roll.of(0).unwrap().rank(), None);
+        assert_eq!(register.of(0).unwrap().rank(), None);
         assert_eq!(gate.refusal(), None);
         for local_rank in 0..3 {
             gate.gone(local_rank);
         }
-        assert_eq!(place.rank(), Some(0));
+        assert_eq!(entry.rank(), Some(0));
     }
 
     #[test]
     fn ranks_of_one_memory_group_count_in_one_place() {
         let gate = Gate::new(3).unwrap();
-        let roll = gate.roll();
+        let register = gate.register();
         for (local_rank, group) in [(0, "/a"), (1, "/b"), (2, "/b")] {
-            roll.of(local_rank).unwrap().watch(group, 0);
+            register.of(local_rank).unwrap().watch(group, 0);
         }
-        roll.first_in("/b").unwrap().tell_kill();
-        assert_eq!([0, 1, 2].map(|rank| roll.of(rank).unwrap().kills_told()), [0, 1, 0]);
-        assert!(roll.first_in("/c").is_none());
+        register.first_in("/b").unwrap().tell_kill();
+        assert_eq!([0, 1, 2].map(|rank| register.of(rank).unwrap().kills_told()), [0, 1, 0]);
+        assert!(register.first_in("/c").is_none());
     }
 
     #[test]
     fn wild_memory_and_long_texts_are_no_crash() {
         let gate = Gate::new(2).unwrap();
-        for word in gate.roll().words {
+        for word in gate.register().words {
             word.store(u32::MAX, Ordering::Relaxed);
         }
-        let place = gate.roll().of(1).unwrap();
-        let _ = (gate.roll().named(), gate.roll().clock(), place.rank(), place.gpu(), place.group());
+        let entry = gate.register().of(1).unwrap();
+        let _ = (gate.register().named(), gate.register().clock(), entry.rank(), entry.gpu(), entry.group());
         let gate = Gate::new(1).unwrap();
-        let place = gate.roll().of(0).unwrap();
-        place.use_gpu(&"ä".repeat(GPU_BYTES));
-        assert_eq!(place.gpu(), Some("ä".repeat(GPU_BYTES / 2)));
-        place.watch(&"x".repeat(GROUP_BYTES + 1), 0);
-        assert_eq!((place.group(), place.kills_before()), (None, None));
-        assert!(Gate::new(0).unwrap().roll().of(0).is_none());
+        let entry = gate.register().of(0).unwrap();
+        entry.use_gpu(&"ä".repeat(GPU_BYTES));
+        assert_eq!(entry.gpu(), Some("ä".repeat(GPU_BYTES / 2)));
+        entry.watch(&"x".repeat(GROUP_BYTES + 1), 0);
+        assert_eq!((entry.group(), entry.kills_before()), (None, None));
+        assert!(Gate::new(0).unwrap().register().of(0).is_none());
     }
 }
