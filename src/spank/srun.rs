@@ -583,7 +583,8 @@ fn listen_for(node: IpAddr) {
 /// The same for a het step, before anything is known of its nodes but, inside a job,
 /// their names; elsewhere the way out of this host counts.
 fn listen_for_het(environment: &Environment) {
-    let nodes = environment.get("SLURM_JOB_NODELIST").and_then(|list| hostlist::expand(list).ok());
+    let list = ["SLURM_JOB_NODELIST", "SLURM_JOB_NODELIST_HET_GROUP_0"].iter().find_map(|name| environment.get(name));
+    let nodes = list.and_then(|list| hostlist::expand(list).ok());
     let first = nodes.and_then(|nodes| nodes.into_iter().next());
     let address = first.and_then(|node| numeric_addresses(&node).first().copied());
     listen_for(address.unwrap_or(ELSEWHERE));

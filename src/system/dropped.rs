@@ -79,7 +79,7 @@ fn wait_until(pid: libc::pid_t, end: Instant) -> Option<libc::c_int> {
             0 | -1 => return None,
             _ => return Some(status),
         }
-        pause = (pause * 2).min(Duration::from_millis(5));
+        pause = (pause * 2).min(Duration::from_micros(500));
     }
 }
 
