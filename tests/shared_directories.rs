@@ -245,6 +245,15 @@ fn a_directory_in_memory_of_the_second_node_is_named_with_its_mount() {
         text.starts_with("output=/mnt/world/data/out is not the same directory on n2: there it is tmpfs on /mnt/world/data (n1: tmpfs on /mnt); "),
         "{text}"
     );
+    // What a killed launch has left in it goes there too, for nobody else comes by.
+    let outcome = second(
+        "old=$(echo data/out/.pal*); cp -a $old /mnt/old; mount -t tmpfs -o mode=777,size=4G tmpfs data; mkdir -m 777 data/out
+         cp -a /mnt/old $old; mv $old/.p* $old/.palingenesis-000000000000000000000000; touch -d '3 hours ago' $old/.p*; find data -type f >/mnt/before
+         trap 'cd /mnt/world; find data >/mnt/then' EXIT",
+    )
+    .run("cat /mnt/before; echo THEN; cat /mnt/then");
+    let (before, then) = outcome.after.split_once("THEN\n").unwrap();
+    assert_eq!((before.lines().count(), then), (1, "data\ndata/out\n"));
     // By a link that leads to another place there.
     let outcome =
         second("mount -t tmpfs -o mode=777,size=4G tmpfs data; mkdir -m 777 data/own; ln -s own data/out").run(LIST);

@@ -9,6 +9,7 @@ pub mod catalog;
 pub mod checks;
 mod container;
 pub mod environment;
+pub mod exits;
 pub mod fabric;
 pub mod gids;
 pub mod launch;

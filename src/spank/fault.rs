@@ -41,6 +41,18 @@ pub fn inject(hook: Hook, context: Context, handle: Handle, arguments: Arguments
     Ok(())
 }
 
+/// For tests of what reaches srun: a line of JSON for each record, into the file that
+/// PALINGENESIS_TEST_RECORDS names.
+#[cfg(feature = "fault-injection")]
+pub fn dump(records: &[crate::facts::exit::ExitRecord]) {
+    use std::io::Write;
+    let Some(file) = std::env::var_os("PALINGENESIS_TEST_RECORDS") else { return };
+    let lines = records.iter().filter_map(|record| serde_json::to_string(record).ok());
+    let text: String = lines.map(|line| line + "\n").collect();
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
+    let _ = file.and_then(|mut file| file.write_all(text.as_bytes()));
+}
+
 #[cfg(feature = "fault-injection")]
 fn selected(selector: &str, context: Context, handle: Handle) -> bool {
     let number = |text: &str| text.parse::<u32>().ok();

@@ -6,6 +6,7 @@
 //! Only atomics, no lock: a rank may be killed at any instruction.
 
 mod meeting;
+mod register;
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use crate::system::shared::{SharedWords, wait_for_change, wake_all};
 
 pub use meeting::Meeting;
+pub use register::{Entry, Register};
 
 /// Counts every change, so that waiting is one futex.
 const CHANGES: usize = 0;
@@ -113,7 +115,10 @@ impl Gate {
         if ranks > MOST_RANKS {
             return Err(io::Error::other(format!("{ranks} tasks on one node")));
         }
-        Ok(Gate { words: SharedWords::new(HEADER + ranks as usize + meeting::words(ranks))?, ranks })
+        Ok(Gate {
+            words: SharedWords::new(HEADER + ranks as usize + meeting::words(ranks) + register::words(ranks))?,
+            ranks,
+        })
     }
 
     fn word(&self, index: usize) -> &AtomicU32 {

@@ -7,6 +7,7 @@
 
 use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -82,6 +83,7 @@ type LayoutHostName = unsafe extern "C" fn(*mut c_void, c_int) -> *mut c_char;
 type LoadNode = unsafe extern "C" fn(*mut *mut c_void, *mut c_char, u16) -> c_int;
 type Print = unsafe extern "C" fn(*mut libc::FILE, *mut c_void, c_int);
 type Free = unsafe extern "C" fn(*mut c_void);
+type SrunPorts = unsafe extern "C" fn() -> *const u16;
 type NodeAddr = unsafe extern "C" fn(*const c_char) -> *mut c_char;
 
 /// The table of the host's functions; absent ones are `None`.
@@ -222,14 +224,12 @@ impl Handle {
         unsafe { self.item("S_JOB_UID", ffi::S_JOB_UID, 0u32) }
     }
 
-    #[cfg(feature = "fault-injection")]
-    /// S_JOB_NODEID: this node's index in the step.
+    /// S_JOB_NODEID: this node's index in the step; in a het step in its component.
     pub fn node_index(self) -> Result<u32, SpankError> {
         // SAFETY: uint32_t *.
         unsafe { self.item("S_JOB_NODEID", ffi::S_JOB_NODEID, 0u32) }
     }
 
-    #[cfg(feature = "fault-injection")]
     /// S_TASK_GLOBAL_ID: the task's rank, outside het steps; in the task hooks.
     pub fn task_rank(self) -> Result<u32, SpankError> {
         // SAFETY: uint32_t *.
@@ -247,6 +247,12 @@ impl Handle {
         // SAFETY: int *.
         let id = unsafe { self.item("S_TASK_ID", ffi::S_TASK_ID, -1 as c_int) }?;
         u32::try_from(id).map_err(|_| SpankError::NoData("S_TASK_ID"))
+    }
+
+    /// S_TASK_EXIT_STATUS: the task's wait status; in task_exit.
+    pub fn exit_status(self) -> Result<i32, SpankError> {
+        // SAFETY: int *.
+        unsafe { self.item("S_TASK_EXIT_STATUS", ffi::S_TASK_EXIT_STATUS, 0 as c_int) }
     }
 
     /// S_JOB_ARGV: the command and its arguments.
@@ -572,6 +578,22 @@ pub fn node_address(node: &str) -> Option<String> {
     })
 }
 
+/// SrunPortRange, where slurm.conf has one: the ports at which nodes may reach srun.
+/// From what srun has read already, and so without asking anybody.
+pub fn srun_ports() -> Option<RangeInclusive<u16>> {
+    // SAFETY: signature of src/common/slurm_protocol_api.h, with the same name in 20.11
+    // and 26.05.
+    let get = unsafe { find::<SrunPorts>(c"slurm_get_srun_port_range")? };
+    // SAFETY: takes nothing.
+    let ports = unsafe { get() };
+    if ports.is_null() {
+        return None;
+    }
+    // SAFETY: not null, so an array of two that Slurm keeps as long as its configuration.
+    let (first, last) = unsafe { (*ports, *ports.add(1)) };
+    (first != 0 && first <= last).then_some(first..=last)
+}
+
 fn node_address_from_controller(name: &CStr) -> Option<String> {
     // SAFETY: signatures of slurm.h.
     let (load, print, free) = unsafe {
@@ -636,6 +658,7 @@ mod tests {
         assert!(!handle.has_variable(c"PATH"));
         assert!(Layout::of(1, 0).is_none());
         assert_eq!(node_address("n1"), None);
+        assert!(srun_ports().is_none() && handle.exit_status().is_err());
         log("nobody hears this");
     }
 

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::exits::{self, Reporter};
 use super::gate::Gate;
 use super::host::{Handle, SpankError};
 use super::kept::{self, lock};
@@ -47,6 +48,8 @@ pub struct Node {
     pub worker: Option<String>,
     /// The node's site file.
     pub site: Option<Site>,
+    /// Tells srun of ranks that end badly.
+    pub exits: Option<Reporter>,
 }
 
 static NODE: Mutex<Option<Node>> = Mutex::new(None);
@@ -98,7 +101,9 @@ pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     let facts = NodeFacts::read(&plugstack.root);
     let read_in = start.elapsed();
     let submitted = handle.environment()?;
+    let reporter = Reporter::new(handle, &submitted, &plugstack.root);
     if let Some(node) = lock(&NODE).as_mut() {
+        node.exits = Some(reporter);
         node.facts = facts;
         node.before = before;
         node.read_in = read_in;
@@ -142,11 +147,12 @@ pub fn task_exit(handle: Handle) -> Result<(), Failure> {
     }
     let task = handle.task_id()?;
     with_node(|node| {
-        if let Some(gate) = node.and_then(|node| node.gate.as_ref()) {
+        let Some(node) = node else { return Ok(()) };
+        if let Some(gate) = &node.gate {
             gate.gone(task);
         }
-    });
-    Ok(())
+        exits::ended(handle, node, task)
+    })
 }
 
 /// As root, when the step has ended.

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
+use std::net::{IpAddr, Ipv4Addr};
 use std::panic::catch_unwind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use super::host::{self, CommandLineOption, Handle, Layout};
 use super::kept::{self, lock};
-use super::{Arguments, Failure};
+use super::{Arguments, Failure, exits};
 use crate::EXIT_REFUSED;
 use crate::act::key::Key;
 use crate::config::site::Site;
@@ -71,6 +72,9 @@ const MOST_TOLD: usize = 200;
 /// How long srun waits for the address of a node whose NodeAddr is a name. The
 /// tasks can do without.
 const RESOLVE_NODE: Duration = Duration::from_secs(5);
+
+/// An address of no host (RFC 5737): the way to it is the way out.
+const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 /// How many tasks of the layout srun looks at to tell a wrong MASTER_ADDR in one
 /// line; behind them the nodes tell it.
@@ -328,6 +332,9 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     if std::env::var_os("SLURM_PALINGENESIS_NONCE").is_none() {
         hand_over(NONCE, &Key::new()?.to_hex());
     }
+    if het() {
+        listen_for_het(&environment);
+    }
     // The user's own: each node adds what its site file has.
     hand_over(SPEC, &given.to_string());
     *lock(&SETTINGS) = Some(settings);
@@ -498,8 +505,14 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
     let node = layout.as_ref().and_then(|layout| layout.node_of(0));
     if let Some(node) = &node {
         hand_over(HOST, node);
-        if let Some(address) = numeric_address(node) {
-            hand_over(ADDRESS, &address);
+        let addresses = numeric_addresses(node);
+        let others = addresses.iter().find(|address| !address.is_loopback());
+        if let Some(address) = others {
+            hand_over(ADDRESS, &address.to_string());
+        }
+        // A node with no other address than this host's own is this host.
+        if let Some(address) = others.or(addresses.first()) {
+            listen_for(*address);
         }
     }
     if let Some((host, origin)) = given_host(&settings, &exported(&environment)) {
@@ -544,19 +557,37 @@ fn most_on_a_node(handle: Handle, layout: Option<&Layout>) -> Option<u32> {
 
 /// srun, sbatch, salloc: the end. Slurm unloads us; what we hold would be lost.
 pub fn exit() {
+    exits::collect();
     *lock(&GIVEN) = None;
     *lock(&APART_GIVEN) = [const { None }; APART.len()];
     *lock(&SETTINGS) = None;
     *lock(&TOLD_LINES) = Vec::new();
 }
 
-/// An address other nodes can use for `node`: its NodeAddr, looked up if it is a name.
-fn numeric_address(node: &str) -> Option<String> {
-    let address = host::node_address(node)?;
-    match resolve(&address, RESOLVE_NODE) {
-        Resolution::Found(found) => found.iter().find(|address| !address.is_loopback()).map(ToString::to_string),
-        _ => None,
+/// Addresses of `node`: its NodeAddr, looked up if it is a name.
+fn numeric_addresses(node: &str) -> Vec<IpAddr> {
+    match host::node_address(node).map(|address| resolve(&address, RESOLVE_NODE)) {
+        Some(Resolution::Found(found)) => found,
+        _ => Vec::new(),
     }
+}
+
+/// Listens for the records of ranks that fail, where the node with this address can
+/// reach this host, and tells the nodes where.
+fn listen_for(node: IpAddr) {
+    if let Some(address) = exits::open(node) {
+        hand_over(EXITS, &address);
+    }
+}
+
+/// The same for a het step, before anything is known of its nodes but, inside a job,
+/// their names; elsewhere the way out of this host counts.
+fn listen_for_het(environment: &Environment) {
+    let list = ["SLURM_JOB_NODELIST", "SLURM_JOB_NODELIST_HET_GROUP_0"].iter().find_map(|name| environment.get(name));
+    let nodes = list.and_then(|list| hostlist::expand(list).ok());
+    let first = nodes.and_then(|nodes| nodes.into_iter().next());
+    let address = first.and_then(|node| numeric_addresses(&node).first().copied());
+    listen_for(address.unwrap_or(ELSEWHERE));
 }
 
 /// The part of srun's environment that `--export` lets through to the tasks.

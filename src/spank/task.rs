@@ -15,7 +15,7 @@ use super::srun::{
     ADDRESS, CONTAINER, CPU_BIND, HANDED_OVER, HET, HOST, MARKS, MEM_BIND, MULTI_PROG, NONCE, REFUSAL, SPEC, TERMINAL,
     TOLD,
 };
-use super::{Failure, kept};
+use super::{Failure, exits, kept};
 use crate::EXIT_REFUSED;
 use crate::act::environment::{TaskEnvironment, apply};
 use crate::act::key::Key;
@@ -158,6 +158,7 @@ impl Handed {
     /// even that is not known this node stops alone.
     fn know(&self, handle: Handle, environment: &Environment) {
         let (Ok(settings), Ok(step)) = (self.settings(), self.step(environment)) else { return };
+        with_node(|node| node.map(|node| exits::enter(node, &step)));
         let (task, submitted) = surroundings(self.get(CONTAINER));
         let site = site_view(&step, submitted.as_ref().unwrap_or(environment));
         preflight::know(Known {
@@ -278,6 +279,7 @@ fn start_rank(
         }
     });
     let plan = plan.map_err(Failure::refused)?;
+    with_node(|node| node.map(|node| exits::planned(node, step, &plan.binding, environment)));
     apply(&plan, handle)?;
     start(&plan, handle)?;
     if step.rank == 0 {
@@ -303,6 +305,7 @@ fn start_rank(
             }
         });
     }
+    with_node(|node| node.map(|node| exits::started(node, step)));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! TCP as the pre-flight needs it and std does not have it: a port without
-//! SO_REUSEADDR, a connection that is only begun, one that ends with a reset, and
-//! waiting for many at a time.
+//! SO_REUSEADDR, a connection that is only begun, one that ends with a reset, what has
+//! not arrived, and waiting for many at a time.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -112,6 +112,24 @@ pub fn source(to: SocketAddr) -> Option<IpAddr> {
     let socket = UdpSocket::bind(any).ok()?;
     socket.connect(to).ok()?;
     socket.local_addr().ok().map(|address| address.ip())
+}
+
+/// How many bytes the other side's kernel has not said to have got.
+///
+/// # Errors
+/// What tcp(7)'s SIOCOUTQ says.
+pub fn unsent(socket: &TcpStream) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one int, which lives through the call.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) })?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+/// Lets a socket that listens keep fewer connections, for a test.
+#[cfg(test)]
+pub fn keep(socket: &TcpListener, backlog: libc::c_int) {
+    // SAFETY: takes numbers only.
+    assert_eq!(unsafe { libc::listen(socket.as_raw_fd(), backlog) }, 0);
 }
 
 /// Lets the kernel find out that the peer is gone without a word: asked when nothing was

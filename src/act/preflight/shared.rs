@@ -122,6 +122,11 @@ pub fn looking(places: Vec<Place>, tokens: Vec<Token>, step: &StepPlan) -> impl 
         if silent.is_some() {
             return Try::answered(Seen { fault: silent, ..Seen::new(&token.what, &token.path, Sight::NoToken) });
         }
+        if !is_token(&token) {
+            let mut unseen = Seen::new(&token.what, own.map_or("", |own| own.path.as_str()), Sight::NoToken);
+            unseen.fail(What::Failed(NO_TOKEN.into()));
+            return Try::answered(unseen);
+        }
         match own.filter(|own| own.path == token.path) {
             Some(place) => {
                 let unseen = Seen::new(&place.what, &place.path, Sight::NoToken);
@@ -143,8 +148,8 @@ pub fn looking(places: Vec<Place>, tokens: Vec<Token>, step: &StepPlan) -> impl 
 pub fn tokens(bytes: &[u8]) -> Result<Vec<Token>, String> {
     let mut tokens: Vec<Token> = read(bytes)?;
     for token in &mut tokens {
-        if token.content.len() > TOKEN_MAX || token.name.as_ref().is_some_and(|name| !is_name(name)) {
-            return Err("a token of a form that none has".into());
+        if !is_token(token) {
+            return Err(NO_TOKEN.into());
         }
         cut(&mut token.what);
         cut(&mut token.path);
@@ -168,6 +173,13 @@ pub fn seen(bytes: &[u8]) -> Result<Vec<Seen>, String> {
         }
     }
     Ok(seen)
+}
+
+const NO_TOKEN: &str = "a token of a form that none has";
+
+/// Whether its name is none of another directory, and its content not long.
+fn is_token(token: &Token) -> bool {
+    token.content.len() <= TOKEN_MAX && token.name.as_ref().is_none_or(|name| is_name(name))
 }
 
 fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<Vec<T>, String> {
@@ -757,6 +769,16 @@ mod tests {
             ".palingenesis-0123456789ABCDEF01234567",
         ] {
             assert!(tokens(&bytes(&Token { name: Some(name.into()), ..token.clone() })).is_err(), "{name}");
+        }
+        // However they have come.
+        let place = Place { what: token.what.clone(), path: "/tmp".into(), absence: Absence::Leave, write: false };
+        let token_of = |name: &str| Token { name: Some(name.into()), path: "/tmp".into(), ..token.clone() };
+        for name in ["../etc/passwd", ".."] {
+            let seen = super::seen(&wait(looking(vec![place.clone()], vec![token_of(name)], &step()))).unwrap();
+            assert!(
+                matches!(&seen[0].fault, Some(Fault { what: What::Failed(why), .. }) if why == NO_TOKEN),
+                "{seen:?}"
+            );
         }
         let long = Token { content: "x".repeat(TOKEN_MAX + 1), ..token.clone() };
         assert!(tokens(&bytes(&long)).is_err());

@@ -733,7 +733,7 @@ pub(super) fn caches_examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
     let uv = |fault: Option<&str>| {
         let fault = fault.map(String::from);
         let set = |found: &mut Directory| found.hard_link = Some(HardLink { to: "/env".into(), fault: fault.clone() });
-        env(&["UV_CACHE_DIR=/mine/uv"]).directory(Purpose::Given, "/mine/uv", &set).look()
+        env(&["UV_CACHE_DIR=/mine/uv"]).directory(Purpose::Given, "/mine/uv", set).look()
     };
     vec![
         ("cache-path", true, env(&["HF_HOME=/HF_HOME"]).look()),

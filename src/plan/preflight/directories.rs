@@ -310,7 +310,7 @@ impl<'a> Judge<'a> {
                         mount(seen).map(|mount| format!(", the file system is {mount}{here}")).unwrap_or_default();
                     format!("is not on {NODES}: there {}{below}", words(fault))
                 }
-                (Some(fault), _) => format!("cannot be looked at on {NODES}: {}", words(fault)),
+                (Some(fault), _) => format!("cannot be looked at on {NODES}: {}", looking(fault)),
                 (None, Sight::Absent) => format!("is not the same directory on {NODES}{there}"),
                 (None, Sight::NoToken) => match other_inode(first, seen) {
                     true => format!("is not the same directory on {NODES}{there}"),
@@ -479,6 +479,14 @@ impl<'a> Judge<'a> {
     }
 }
 
+/// What is wrong where nothing was to be written yet.
+fn looking(fault: &Fault) -> String {
+    match &fault.what {
+        What::Denied => format!("you may not enter it, for you have no right to {}", shown(&fault.at)),
+        _ => words(fault),
+    }
+}
+
 fn is_room(fault: &Fault) -> bool {
     matches!(fault.what, What::NoSpace | What::NoInodes)
 }
@@ -630,6 +638,17 @@ mod tests {
             text.starts_with(
                 "output=/data/out is not on n2: there /data/out does not exist, the file system is ext4 /dev/sda1 on / (n1: "
             ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_entered_on_another_node() {
+        let closed = Seen { sight: Sight::Absent, fault: fault("/data/out", What::Denied), ..output() };
+        let (id, severity, text) = one(output(), vec![closed]);
+        assert_eq!((id, severity), ("dir-shared", Severity::Error));
+        assert!(
+            text.contains("cannot be looked at on n2: you may not enter it, for you have no right to /data/out; "),
             "{text}"
         );
     }
