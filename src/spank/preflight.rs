@@ -18,9 +18,11 @@ use crate::act::key::Key;
 use crate::act::preflight::rounds::{Node, Own, Rounds, SAID, reason};
 use crate::act::preflight::{Leader, Next, Outcome, Ranks, Terms, Waiting, Work, lead};
 use crate::config::{Preflight, Settings};
+use crate::facts::machine::Now;
 use crate::facts::network::{PATIENCE, Resolution, resolve};
-use crate::facts::task::Container;
-use crate::facts::{Environment, Rank0, Step, TaskFacts, listener};
+use crate::facts::task::{Container, Peers};
+use crate::facts::{CpuSet, Environment, Rank0, Step, TaskFacts, listener};
+use crate::plan::preflight::report::NodeReport;
 use crate::plan::preflight::{MeetingPlace, alone, arrival, leads, meeting_place, own_endpoint, texts, wanted};
 use crate::plan::{Facts, Plan, Shape, rendezvous};
 use crate::report::one_line;
@@ -385,6 +387,17 @@ impl Own for AtGate<'_> {
     }
 }
 
+/// What the node brings to the others.
+fn report(facts: &Facts, settings: &Settings, plan: &Plan) -> NodeReport {
+    // Of the step's CPUs on this node, where the ranks have met.
+    let all = match &facts.task.peers {
+        Peers::Met(peers) => Some(peers.iter().fold(CpuSet::EMPTY, |all, peer| all.or(&peer.mask))),
+        _ => facts.task.mask.clone(),
+    };
+    let now = with_node(|node| node.map(|node| Now::read(&node.root, facts.node, &node.before, all.as_ref())));
+    NodeReport::of(plan).with(plan, facts, settings, &now.unwrap_or_default())
+}
+
 /// The leader's part; the port with which the ranks start.
 #[expect(clippy::too_many_arguments, reason = "each is something else of the one step")]
 fn lead_the_node(
@@ -420,6 +433,7 @@ fn lead_the_node(
     let node = Node {
         place,
         plan,
+        report: report(facts, settings, plan),
         step,
         settings,
         before: facts.environment,

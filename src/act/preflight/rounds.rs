@@ -15,6 +15,7 @@ use crate::act::key::Key;
 use crate::act::warmup::Warmup;
 use crate::config::{Preflight, Settings};
 use crate::facts::directories::here;
+use crate::facts::machine;
 use crate::facts::network::{Interface, Resolution, resolve};
 use crate::facts::{Environment, Step};
 use crate::plan::preflight::compare::compare;
@@ -44,6 +45,8 @@ pub struct Node<'a> {
     pub place: &'a MeetingPlace,
     /// The leader's plan.
     pub plan: &'a Plan,
+    /// What the node is and has.
+    pub report: NodeReport,
     /// The step.
     pub step: &'a Step,
     /// The settings, with the site file's.
@@ -73,8 +76,8 @@ pub trait Own {
 /// What is asked of a node.
 #[derive(Debug, Serialize, Deserialize)]
 enum Question {
-    /// What it is.
-    Report,
+    /// What it is; the plan only where it has another hash than this.
+    Report { hash: String },
     /// Whether it reaches the next node: its name and where it listens.
     Ring { next: String, to: Vec<SocketAddr> },
     /// To leave tokens in its directories; whether the warm-up has run.
@@ -130,6 +133,8 @@ pub struct Rounds<'a> {
     late: bool,
     /// When it was last told who is waited for, in seconds.
     told: u64,
+    /// When the others were asked for their reports, by the wall clock.
+    asked: u64,
 }
 
 impl<'a> Rounds<'a> {
@@ -148,6 +153,7 @@ impl<'a> Rounds<'a> {
             decided: None,
             late: false,
             told: 0,
+            asked: 0,
         }
     }
 
@@ -190,8 +196,8 @@ impl<'a> Rounds<'a> {
     }
 
     /// This node's answer to the first question.
-    fn bring(&mut self) -> Brought {
-        let report = NodeReport::of(self.node.plan).to_bytes();
+    fn bring(&mut self, hash: &str) -> Brought {
+        let report = NodeReport { clock: Some(machine::clock()), ..self.node.report.clone() }.to_bytes_for(hash);
         let mut brought = Brought { report: String::from_utf8_lossy(&report).into_owned(), ..Brought::default() };
         if self.nodes().len() > 1 {
             let towards = if self.has_rank_0() { None } else { self.way_out() };
@@ -208,15 +214,19 @@ impl<'a> Rounds<'a> {
 
     /// After the reports.
     fn reported(&mut self, answers: &[Vec<u8>]) -> Next {
+        let answered = machine::clock();
         let brought: Vec<Option<Brought>> = answers.iter().map(|answer| serde_json::from_slice(answer).ok()).collect();
         let mut found = Vec::new();
         let mut reports = Vec::new();
-        for (rank, one) in brought.iter().enumerate() {
+        for (rank, one) in (0u32..).zip(&brought) {
             let text = one.as_ref().map(|one| one.report.as_bytes()).unwrap_or_default();
+            let node = self.nodes().get(rank as usize).cloned().unwrap_or_default();
             match NodeReport::from_bytes(text) {
-                Ok(report) => reports.push(report),
+                Ok(report) => {
+                    let report = report.placed(&node, rank);
+                    reports.push(NodeReport { met: Some((self.asked, answered)), ..report });
+                }
                 Err(why) => {
-                    let node = self.nodes().get(rank).cloned().unwrap_or_default();
                     let why = format!("{node} brought no report that can be read: {why}; update palingenesis there");
                     return self.stop(why);
                 }
@@ -401,8 +411,8 @@ impl Leader for Rounds<'_> {
 
     fn work(&mut self, question: &[u8]) -> Box<dyn Work> {
         match serde_json::from_slice(question) {
-            Ok(Question::Report) => {
-                let brought = self.bring();
+            Ok(Question::Report { hash }) => {
+                let brought = self.bring(&hash);
                 match self.node.endpoint {
                     Some(endpoint) => Box::new(Looking::new(brought, endpoint, self.node.interfaces)),
                     None => done(bytes(&brought)),
@@ -425,7 +435,13 @@ impl Leader for Rounds<'_> {
 
     fn next(&mut self, _round: usize, answers: &[Vec<u8>]) -> Next {
         match self.stage {
-            Stage::Nothing => self.ask_all(Stage::Report, |_| Question::Report),
+            Stage::Nothing => {
+                self.asked = machine::clock();
+                let hash = self.node.report.hash.clone();
+                // Its own plan this node has to see whole.
+                let of = |node| if node == 0 { String::new() } else { hash.clone() };
+                self.ask_all(Stage::Report, |node| Question::Report { hash: of(node) })
+            }
             Stage::Report => self.reported(answers),
             Stage::Ring => self.ringed(answers),
             Stage::Write(moment) => self.written(moment, answers),
