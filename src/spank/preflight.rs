@@ -246,11 +246,13 @@ pub fn together(
         return Start::EachNode;
     };
     let arrival = arrival(settings, facts.task.container);
+    // Before the gate is taken: both are the node's.
+    let report = if leads(facts.step) { report(facts, settings, plan) } else { NodeReport::default() };
     with_gate(|gate| match gate {
         None => Start::EachNode,
         Some(gate) if leads(facts.step) => {
             let terms = terms(&place, &key, arrival);
-            Start::Together(lead_the_node(handle, facts, settings, plan, &place, &terms, &key, gate, patience))
+            Start::Together(lead_the_node(handle, facts, settings, plan, report, &place, &terms, &key, gate, patience))
         }
         Some(gate) => {
             let warm = Duration::from_secs(settings.warm_timeout.unwrap_or(3600).into());
@@ -405,6 +407,7 @@ fn lead_the_node(
     facts: &Facts,
     settings: &Settings,
     plan: &Plan,
+    report: NodeReport,
     place: &MeetingPlace,
     terms: &Terms,
     key: &Key,
@@ -433,7 +436,7 @@ fn lead_the_node(
     let node = Node {
         place,
         plan,
-        report: report(facts, settings, plan),
+        report,
         step,
         settings,
         before: facts.environment,
