@@ -7,6 +7,7 @@ mod common;
 use std::path::Path;
 
 use common::machine::{Machine, TempTree};
+use common::{Sandbox, library, open_folder};
 use palingenesis::config::{Settings, Source};
 use palingenesis::facts::machine::Now;
 use palingenesis::facts::straggler::Snapshot;
@@ -110,4 +111,74 @@ fn a_node_with_a_card_that_is_down_or_slow_is_named() {
     let found = said(usual.root(), odd.root(), 8);
     let cards: Vec<_> = found.iter().filter(|found| found.0 == "nodes-hcas").collect();
     assert!(cards.len() == 1 && cards[0].2.contains("node003 has 7, the other 3 have 8"), "{found:#?}");
+}
+
+/// On a real Slurm of two nodes, each of which has a tree of its own.
+#[test]
+fn what_differs_is_told_or_refused_before_a_rank_starts() {
+    let root = "/tmp/machine";
+    let line = format!("optional {} root={root}", library().display());
+    let shape = ["--nodes", "2", "--sockets", "1", "--cores", "8", "--gpus", "8", "--namespace-per-node"];
+    let Some(sandbox) = Sandbox::up("compare", &[&shape[..], &["--plugstack", &line]].concat()) else { return };
+    let tree = TempTree::below(&open_folder());
+    Machine::load("dgx-h100").write(&tree);
+    let version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Wed Mar 16 11:24:05 UTC 2022\n";
+    tree.file("proc/driver/nvidia/version", version);
+    let on = |node: &str, line: &str| sandbox.run_as(&["--node", node], line, 60).ok();
+    for node in ["n1", "n2"] {
+        on(node, &format!("cp -a {} {root}", tree.root().display()));
+    }
+    let step = |spec: &str| {
+        let checks = "gpus-fewer=off,gpus-none=off,memlock=off,nofile=off,shm-size=off,gpus-foreign=off";
+        let line = format!(
+            "srun -Q -N2 --ntasks-per-node=8 --gpus-per-node=8 --palingenesis={checks},{spec} sh -c 'echo RAN'"
+        );
+        sandbox.run(&line)
+    };
+    let between = |said: &common::Said| -> Vec<String> {
+        said.err.lines().filter(|line| line.contains("[nodes-") || line.contains("nodes-")).map(String::from).collect()
+    };
+    let said = step("show").ok();
+    assert_eq!((between(&said), said.out.matches("RAN").count()), (vec![], 16), "{said:#?}");
+
+    // Another driver is told once.
+    on("n2", &format!("sed -i s/550.54.15/535.104.05/ {root}/proc/driver/nvidia/version"));
+    let said = step("on").ok();
+    let lines = between(&said);
+    let told = "palingenesis: warning: n1 has driver 550.54.15, n2 has driver 535.104.05; ";
+    assert!(lines.len() == 1 && lines[0].starts_with(told), "{said:#?}");
+    let said = step("nodes-gpus=off").ok();
+    assert_eq!(between(&said), [""; 0], "{said:#?}");
+
+    // With fewer GPUs than ranks none starts.
+    on("n2", &format!("cd {root}/proc/driver/nvidia/gpus && rm -r $(ls | head -1)"));
+    let said = step("on");
+    let told = "n1 shows 8 GPUs, n2 shows 7 GPUs, for 8 on each node: ranks would have to share a GPU";
+    assert_eq!((said.code, said.out.contains("RAN")), (78, false), "{said:#?}");
+    assert!(between(&said).iter().any(|line| line.contains(told)), "{said:#?}");
+    let said = step("nodes-gpus=warn").ok();
+    assert!(
+        between(&said).iter().any(|line| line.contains(told)) && said.out.matches("RAN").count() == 16,
+        "{said:#?}"
+    );
+}
+
+/// <https://github.com/pytorch/pytorch/issues/189245>
+#[test]
+fn an_old_lock_file_is_told_where_it_lies() {
+    let plugstack = format!("required {}", library().display());
+    let options = ["--nodes", "2", "--cores", "4", "--namespace-per-node", "--plugstack", &plugstack];
+    let Some(sandbox) = Sandbox::up("locks", &options) else { return };
+    let uid = sandbox.run("id -u").ok().out.trim().to_string();
+    let lock = format!("/tmp/palingenesis-{uid}/torch_extensions/fused/lock");
+    let leave = format!("umask 077; mkdir -p $(dirname {lock}); touch -d '2 days ago' {lock}");
+    sandbox.run_as(&["--node", "n2"], &leave, 20).ok();
+    let said = sandbox.run("srun -Q -N2 --ntasks-per-node=2 --palingenesis sh -c 'echo RAN'").ok();
+    let lines: Vec<&str> = said.err.lines().filter(|line| line.contains("lock file")).collect();
+    let told = format!("palingenesis: warning: an old lock file on n2: {lock} (2 days): ");
+    assert!(lines.len() == 1 && lines[0].starts_with(&told) && lines[0].contains("[cache-lock-old]"), "{said:#?}");
+    assert!(lines[0].contains(&format!("rm {lock}")), "{said:#?}");
+    assert_eq!(said.out, "RAN\n".repeat(4));
+    // It is left there.
+    sandbox.run_as(&["--node", "n2"], &format!("[ -e {lock} ]"), 20).ok();
 }

@@ -237,6 +237,9 @@ fn an_endpoint_of_the_command_s_own_is_tested_for_its_host_only() {
     let said = run("head:29400");
     assert_eq!((said.code, said.out.as_str()), (REFUSED, ""), "{said:?}");
     let [line] = said.ours()[..] else { panic!("{said:?}") };
-    assert!(line.contains("no node of the step takes the endpoint head:29400 for its own"), "{line}");
-    assert!(line.contains("--palingenesis=nodes-endpoint=warn"), "{line}");
+    assert!(
+        line.contains("the launcher's endpoint is head:29400, and none of the step's nodes has that address"),
+        "{line}"
+    );
+    assert!(line.contains("--palingenesis=endpoint-host=warn"), "{line}");
 }

@@ -5,7 +5,6 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
-use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -19,10 +18,11 @@ use crate::act::key::Key;
 use crate::act::preflight::rounds::{Node, Own, Rounds, SAID, reason};
 use crate::act::preflight::{Leader, Next, Outcome, Ranks, Terms, Waiting, Work, lead};
 use crate::config::{Preflight, Settings};
+use crate::facts::machine::Now;
 use crate::facts::network::{PATIENCE, Resolution, resolve};
-use crate::facts::straggler::Snapshot;
-use crate::facts::task::Container;
-use crate::facts::{Environment, Rank0, Step, TaskFacts, listener};
+use crate::facts::task::{Container, Peers};
+use crate::facts::{CpuSet, Environment, Rank0, Step, TaskFacts, listener};
+use crate::plan::preflight::report::NodeReport;
 use crate::plan::preflight::{MeetingPlace, alone, arrival, leads, meeting_place, own_endpoint, texts, wanted};
 use crate::plan::{Facts, Plan, Shape, rendezvous};
 use crate::report::one_line;
@@ -247,14 +247,13 @@ pub fn together(
         return Start::EachNode;
     };
     let arrival = arrival(settings, facts.task.container);
-    let (root, first) = with_node(|node| node.map(|node| (node.root.clone(), node.before.clone()))).unwrap_or_default();
+    // Before the gate is taken: both are the node's.
+    let report = if leads(facts.step) { report(facts, settings, plan) } else { NodeReport::default() };
     with_gate(|gate| match gate {
         None => Start::EachNode,
         Some(gate) if leads(facts.step) => {
             let terms = terms(&place, &key, arrival);
-            Start::Together(lead_the_node(
-                handle, facts, settings, plan, &place, &terms, &key, gate, patience, &root, &first,
-            ))
+            Start::Together(lead_the_node(handle, facts, settings, plan, report, &place, &terms, &key, gate, patience))
         }
         Some(gate) => {
             let warm = Duration::from_secs(settings.warm_timeout.unwrap_or(3600).into());
@@ -391,6 +390,17 @@ impl Own for AtGate<'_> {
     }
 }
 
+/// What the node brings to the others.
+fn report(facts: &Facts, settings: &Settings, plan: &Plan) -> NodeReport {
+    // Of the step's CPUs on this node, where the ranks have met.
+    let all = match &facts.task.peers {
+        Peers::Met(peers) => Some(peers.iter().fold(CpuSet::EMPTY, |all, peer| all.or(&peer.mask))),
+        _ => facts.task.mask.clone(),
+    };
+    let now = with_node(|node| node.map(|node| Now::read(&node.root, facts.node, &node.before, all.as_ref())));
+    NodeReport::of(plan).with(plan, facts, settings, &now.unwrap_or_default())
+}
+
 /// The leader's part; the port with which the ranks start.
 #[expect(clippy::too_many_arguments, reason = "each is something else of the one step")]
 fn lead_the_node(
@@ -398,13 +408,12 @@ fn lead_the_node(
     facts: &Facts,
     settings: &Settings,
     plan: &Plan,
+    report: NodeReport,
     place: &MeetingPlace,
     terms: &Terms,
     key: &Key,
     gate: &Gate,
     patience: Patience,
-    root: &Path,
-    first: &Snapshot,
 ) -> u16 {
     let step = facts.step;
     gate.arrive(step.local_rank);
@@ -429,9 +438,8 @@ fn lead_the_node(
         place,
         plan,
         facts,
+        report,
         settings,
-        root,
-        first,
         environment: &environment,
         variables: &variables,
         endpoint: endpoint.as_deref(),

@@ -5,7 +5,6 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -17,22 +16,19 @@ use crate::act::warmup::Warmup;
 use crate::config::{Preflight, Settings};
 use crate::facts::Environment;
 use crate::facts::directories::here;
-use crate::facts::machine::{self, Now};
+use crate::facts::machine;
 use crate::facts::network::{Interface, Resolution, resolve};
-use crate::facts::straggler::Snapshot;
 use crate::plan::preflight::compare::compare;
 use crate::plan::preflight::directories::{self, Moment, Token};
 use crate::plan::preflight::report::NodeReport;
-use crate::plan::preflight::{self as judged, MeetingPlace, NODE_TO_NODE, texts};
+use crate::plan::preflight::{self as judged, ENDPOINT_HOST, MeetingPlace, NODE_TO_NODE, texts};
 use crate::plan::warmup::{self, WarmOutcome, WarmSpec};
 use crate::plan::{Facts, Plan, Warning};
 use crate::report::{one_line, warning_line};
 use crate::system::child::{Asked, ask};
 
-/// How long a node may make its report.
-const REPORTING: Duration = Duration::from_secs(15);
-
-/// How much of that it may look its launcher's endpoint up.
+/// How long a node may look its launcher's endpoint up, and answer.
+const REPORTING: Duration = Duration::from_secs(10);
 const LOOKING_UP: Duration = Duration::from_secs(5);
 
 /// Begins what [`Ranks::Failed`] says, for all others: the node has told it to the user.
@@ -52,12 +48,10 @@ pub struct Node<'a> {
     pub plan: &'a Plan,
     /// What it was made from.
     pub facts: &'a Facts<'a>,
+    /// What the node is and has.
+    pub report: NodeReport,
     /// The settings, with the site file's.
     pub settings: &'a Settings,
-    /// Below which facts are read.
-    pub root: &'a Path,
-    /// The node's counters before its ranks existed.
-    pub first: &'a Snapshot,
     /// The leader's environment as the plan has made it.
     pub environment: &'a Environment,
     /// The same byte for byte.
@@ -79,8 +73,8 @@ pub trait Own {
 /// What is asked of a node.
 #[derive(Debug, Serialize, Deserialize)]
 enum Question {
-    /// What it is.
-    Report,
+    /// What it is; the plan only where it has another hash than this.
+    Report { hash: String },
     /// Whether it reaches the next node: its name and where it listens.
     Ring { next: String, to: Vec<SocketAddr> },
     /// To leave tokens in its directories; whether the warm-up has run.
@@ -105,11 +99,13 @@ struct Brought {
     report: String,
     /// Where the node listens for the one before it, if it can.
     listens: Option<(Option<IpAddr>, u16)>,
+    /// The launcher's endpoint, and whether the node has its address; `None`: not known.
+    endpoint: Option<(String, Option<bool>)>,
 }
 
 impl Brought {
-    fn new(report: &NodeReport, listens: Option<(Option<IpAddr>, u16)>) -> Brought {
-        Brought { report: String::from_utf8_lossy(&report.to_bytes()).into_owned(), listens }
+    fn new(report: &NodeReport, hash: &str, listens: Option<(Option<IpAddr>, u16)>) -> Brought {
+        Brought { report: String::from_utf8_lossy(&report.to_bytes_for(hash)).into_owned(), listens, endpoint: None }
     }
 }
 
@@ -202,25 +198,25 @@ impl<'a> Rounds<'a> {
         Next::Go(vec![Vec::new(); self.nodes().len()])
     }
 
-    /// This node's answer to the first question. Made in a child: a device's firmware is
-    /// asked, and perhaps a name server.
-    fn bring(&mut self) -> Box<dyn Work> {
+    /// This node's answer to the first question.
+    fn bring(&mut self, hash: &str) -> Box<dyn Work> {
         let mut listens = None;
         if self.nodes().len() > 1 {
             let towards = if self.has_rank_0() { None } else { self.way_out() };
             self.listening = Listening::new(towards).ok();
             listens = self.listening.as_ref().map(|listening| (towards, listening.port()));
         }
-        let Node { plan, facts, settings, root, first, endpoint, .. } = self.node;
-        let planned = NodeReport::of(plan);
-        let without = bytes(&Brought::new(&planned, listens));
+        let report = NodeReport { clock: Some(machine::clock()), ..self.node.report.clone() };
+        let Some(endpoint) = self.node.endpoint else {
+            return done(bytes(&Brought::new(&report, hash, listens)));
+        };
+        let without = bytes(&Brought::new(&report, hash, listens));
+        // A name server may not answer.
         let asked = ask(|| {
-            let now = Now::read(root, facts.node, first, facts.task.mask.as_ref());
-            let mut report = planned.with(plan, facts, settings, &now);
-            report.endpoint = endpoint.map(String::from);
-            report.owns_endpoint = endpoint.and_then(|endpoint| owns(endpoint, facts.interfaces));
-            report.clock = Some(machine::clock());
-            bytes(&Brought::new(&report, listens))
+            let own = owns(endpoint, self.node.facts.interfaces);
+            let report = NodeReport { clock: Some(machine::clock()), ..report };
+            let brought = Brought::new(&report, hash, listens);
+            bytes(&Brought { endpoint: Some((endpoint.to_string(), own)), ..brought })
         });
         match asked {
             Ok(asked) => Box::new(Bringing { asked, without }),
@@ -235,21 +231,26 @@ impl<'a> Rounds<'a> {
 
     /// After the reports.
     fn reported(&mut self, answers: &[Vec<u8>]) -> Next {
+        let answered = machine::clock();
         let brought: Vec<Option<Brought>> = answers.iter().map(|answer| serde_json::from_slice(answer).ok()).collect();
         let mut found = Vec::new();
         let mut reports = Vec::new();
-        for (rank, one) in brought.iter().enumerate() {
+        for (rank, one) in (0u32..).zip(&brought) {
             let text = one.as_ref().map(|one| one.report.as_bytes()).unwrap_or_default();
+            let node = self.nodes().get(rank as usize).cloned().unwrap_or_default();
             match NodeReport::from_bytes(text) {
-                Ok(report) => reports.push(NodeReport { met: Some((self.asked_at, machine::clock())), ..report }),
+                Ok(report) => {
+                    let report = report.placed(&node, rank);
+                    reports.push(NodeReport { met: Some((self.asked_at, answered)), ..report });
+                }
                 Err(why) => {
-                    let node = self.nodes().get(rank).cloned().unwrap_or_default();
                     let why = format!("{node} brought no report that can be read: {why}; update palingenesis there");
                     return self.stop(why);
                 }
             }
         }
         found.extend(compare(&reports));
+        found.extend(self.endpoint(&brought));
         if let Some(stop) = self.judge(found) {
             return stop;
         }
@@ -266,6 +267,25 @@ impl<'a> Rounds<'a> {
         let targets: Vec<(String, Vec<SocketAddr>)> =
             (0..nodes.len()).map(|node| (node + 1) % nodes.len()).map(|next| (nodes[next].clone(), to(next))).collect();
         self.ask_all(Stage::Ring, |node| Question::Ring { next: targets[node].0.clone(), to: targets[node].1.clone() })
+    }
+
+    /// Whether exactly one node has the launcher's endpoint.
+    fn endpoint(&self, brought: &[Option<Brought>]) -> Option<Warning> {
+        let endpoints: Vec<&(String, Option<bool>)> =
+            brought.iter().flatten().filter_map(|brought| brought.endpoint.as_ref()).collect();
+        let (endpoint, _) = *endpoints.first()?;
+        // One that does not know it may be the one.
+        if endpoints.len() < brought.len() || endpoints.iter().any(|(_, own)| own.is_none()) {
+            return None;
+        }
+        let own: Vec<u32> =
+            (0u32..).zip(&endpoints).filter(|(_, (_, own))| *own == Some(true)).map(|(at, _)| at).collect();
+        if own.len() == 1 {
+            return None;
+        }
+        let text = texts::endpoint_hosts(endpoint, &self.named(&own), self.nodes().len());
+        let (message, cure) = text.rsplit_once("; ").unwrap_or((&text, ""));
+        Some(judged::error(ENDPOINT_HOST, message.into(), cure.into()))
     }
 
     /// After each has tried to reach the next.
@@ -409,7 +429,7 @@ impl Leader for Rounds<'_> {
 
     fn work(&mut self, question: &[u8]) -> Box<dyn Work> {
         match serde_json::from_slice(question) {
-            Ok(Question::Report) => self.bring(),
+            Ok(Question::Report { hash }) => self.bring(&hash),
             Ok(Question::Ring { to, .. }) => {
                 let to = self.targets(&to);
                 Box::new(ring::Ring::new(self.listening.take(), to, self.key.clone(), self.node.facts.interfaces))
@@ -429,7 +449,10 @@ impl Leader for Rounds<'_> {
         match self.stage {
             Stage::Nothing => {
                 self.asked_at = machine::clock();
-                self.ask_all(Stage::Report, |_| Question::Report)
+                let hash = self.node.report.hash.clone();
+                // Its own plan this node has to see whole.
+                let of = |node| if node == 0 { String::new() } else { hash.clone() };
+                self.ask_all(Stage::Report, |node| Question::Report { hash: of(node) })
             }
             Stage::Report => self.reported(answers),
             Stage::Ring => self.ringed(answers),

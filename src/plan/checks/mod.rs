@@ -379,6 +379,11 @@ pub fn judge(found: Vec<Warning>, settings: &Settings) -> Vec<Warning> {
         .collect()
 }
 
+/// Whether the command may train: it is none of those that only look at a node.
+pub(super) fn trains(command: &[String]) -> bool {
+    !tools::is_one(command)
+}
+
 /// Runs every check on a rank's plan and adds what they find.
 pub(super) fn decide(plan: &mut Plan, subject: &Subject) {
     let found = look(subject, &[Phase::Environment, Phase::Launch, Phase::Node]);

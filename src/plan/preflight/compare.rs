@@ -49,11 +49,6 @@ pub const RULES: &[Rule] = &[
         "variables that NCCL and others read and that somebody has set differently on the nodes",
     ),
     between(
-        "nodes-endpoint",
-        Severity::Error,
-        "a rendezvous endpoint of yours that no node, or more than one, takes for its own",
-    ),
-    between(
         "nodes-slow",
         Severity::Warning,
         "nodes that are slow: CPU time that others take, heat, low clocks, narrow links",
@@ -67,7 +62,6 @@ const LOOKS: &[(&str, Look)] = &[
     ("nodes-plugin", plugin),
     ("nodes-plan", plan),
     ("nodes-env", env),
-    ("nodes-endpoint", endpoint),
     ("nodes-gpus", gpus),
     ("nodes-hcas", hcas),
     ("nodes-rates", rates),
@@ -78,12 +72,16 @@ const LOOKS: &[(&str, Look)] = &[
     ("nodes-slow", slow::slow),
 ];
 
+/// Looked at whatever the command is.
+const ALWAYS: [&str; 2] = ["nodes-plugin", "nodes-plan"];
+
 /// What the reports, of one node each and in any order, have against a start. As severe
 /// as the checks say: what the settings make of it is `checks::judge`'s.
 pub fn compare(reports: &[NodeReport]) -> Vec<Warning> {
     let nodes = Nodes::of(reports);
     let mut found = Vec::new();
-    for (id, look) in LOOKS {
+    let only_look = !reports.is_empty() && reports.iter().all(|report| report.only_looks);
+    for (id, look) in LOOKS.iter().filter(|(id, _)| !only_look || ALWAYS.contains(id)) {
         let mut findings = Findings::of(id);
         look(&nodes, &mut findings);
         found.extend(findings.into_list());
@@ -267,31 +265,6 @@ fn shown(name: &str, value: Option<&str>) -> String {
             format!("a value that is not shown ({})", printable(value))
         }
         Some(value) => printable(value),
-    }
-}
-
-/// <https://github.com/pytorch/pytorch/issues/79388>: a host that does not know itself
-/// in the endpoint waits as a client, as all others do.
-fn endpoint(nodes: &Nodes, findings: &mut Findings) {
-    let known: Vec<(usize, bool)> =
-        nodes.all().filter_map(|(place, report)| Some((place, report.owns_endpoint?))).collect();
-    let owners: Vec<usize> = known.iter().filter(|(_, owns)| *owns).map(|(place, _)| *place).collect();
-    let named = nodes.0.iter().find_map(|report| report.endpoint.as_deref()).map(printable);
-    let endpoint = named.map_or("your endpoint".into(), |named| format!("the endpoint {named}"));
-    let cure =
-        "leave the endpoint out, and rank 0's node is taken; or name one node by an address that the others reach";
-    match owners.len() {
-        // Where one node does not know, it may be that one.
-        0 if known.len() < nodes.0.len() || known.is_empty() => {}
-        0 => findings.error(
-            format!("no node of the step takes {endpoint} for its own: nobody would listen there, and all would wait"),
-            cure,
-        ),
-        1 => {}
-        _ => {
-            let who = groups::listed(&owners, |place| nodes.name(place));
-            findings.error(format!("{who} each take {endpoint} for their own: each would wait for the others"), cure);
-        }
     }
 }
 

@@ -24,14 +24,24 @@ const IMPORT: Duration = Duration::from_secs(1800);
 
 /// A node that does not reach the next one.
 pub const NODE_TO_NODE: &str = "node-to-node";
+/// An endpoint that is no node's or several nodes'.
+pub const ENDPOINT_HOST: &str = "endpoint-host";
 
 /// The checks that are made where the nodes meet.
-const RULES: &[Rule] = &[checks::elsewhere(
-    NODE_TO_NODE,
-    Phase::Between,
-    Severity::Error,
-    "a node that cannot connect to the next one of the step, as NCCL and gloo will",
-)];
+const RULES: &[Rule] = &[
+    checks::elsewhere(
+        NODE_TO_NODE,
+        Phase::Between,
+        Severity::Error,
+        "a node that cannot connect to the next one of the step, as NCCL and gloo will",
+    ),
+    checks::elsewhere(
+        ENDPOINT_HOST,
+        Phase::Between,
+        Severity::Error,
+        "a launcher's endpoint of the command's own that is the address of no node of the step, or of several",
+    ),
+];
 
 /// Every check between the nodes.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {

@@ -16,6 +16,7 @@ use crate::facts::task::Container;
 use crate::facts::topology::GpuVendor;
 use crate::plan::caches::MUST_BE_SHARED;
 use crate::plan::catalog::{self, Kind, Reader, nccl_integer};
+use crate::plan::checks;
 use crate::plan::netmatch::{List, signs};
 use crate::plan::{Facts, Origin, Plan, Shape, sockets};
 use crate::report::is_secret;
@@ -57,6 +58,9 @@ pub struct NodeReport {
     pub env: BTreeMap<String, String>,
     /// Tasks on this node.
     pub tasks: u32,
+    /// Whether the command only looks at the node: then its cards and limits are no
+    /// matter.
+    pub only_looks: bool,
     /// Whether each task starts a launcher, which starts a rank for each GPU.
     pub agent: bool,
     /// Whether the ranks run in a container.
@@ -90,13 +94,6 @@ pub struct NodeReport {
     pub open_files: Option<u64>,
     /// Size of /dev/shm in bytes, and what is free of it.
     pub shm: Option<(u64, u64)>,
-    /// The user's own endpoint, where the ranks meet somewhere else than at
-    /// MASTER_ADDR.
-    pub endpoint: Option<String>,
-    /// Whether that is on this node.
-    pub owns_endpoint: Option<bool>,
-    /// Where this node listens for the node before it.
-    pub ring: Option<String>,
     /// What happened on the node while the step started.
     pub activity: Activity,
     /// The narrowest link of a GPU.
@@ -223,6 +220,7 @@ impl NodeReport {
         };
         let nics = node.topology.nics.iter().filter(|nic| used(&nic.name)).filter_map(|nic| nic.place.as_ref());
         NodeReport {
+            only_looks: !checks::trains(facts.command),
             container: task.container != Container::None,
             gpus: Some(u32::try_from(seen.len()).unwrap_or(u32::MAX)),
             gpus_given: GIVEN.iter().any(|name| facts.environment.get(name).is_some_and(|value| !value.is_empty())),

@@ -277,6 +277,19 @@ pub fn untested(endpoint: &str, at: &str) -> String {
     )
 }
 
+/// Nobody, or several, would host the store at the endpoint.
+pub fn endpoint_hosts(endpoint: &str, hosts: &[String], all: usize) -> String {
+    let who = match hosts.len() {
+        0 => "none of the step's nodes has that address: nobody would host the store, and all would wait".to_string(),
+        _ => format!(
+            "{} have that address ({}): each would host a store of its own",
+            nodes_of(hosts.len(), all),
+            names(hosts)
+        ),
+    };
+    format!("the launcher's endpoint is {endpoint}, and {who}; leave it out, or name rank 0's node")
+}
+
 /// One node to the next.
 #[derive(Debug, Clone, Copy)]
 pub struct Next<'a> {
@@ -473,6 +486,8 @@ mod tests {
     fn ranks_and_endpoints() {
         assert_eq!(rank_missing(&[1], "n1", None), "local rank 1 on n1 ended before the start");
         assert_eq!(rank_missing(&[1, 2], "n1", Some(3)), "local rank 1, 2 on n1 did not come to the start within 3 s");
+        assert!(endpoint_hosts("other:29400", &[], 2).contains("nobody would host the store"));
+        assert!(endpoint_hosts("x:1", &list(2), 4).contains("2 of 4 nodes have that address (n1 n2)"));
         assert!(untested("n7:29400", "10.99.0.1:20312").contains("not known"));
     }
 }

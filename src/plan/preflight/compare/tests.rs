@@ -180,6 +180,15 @@ fn another_model_and_another_driver() {
 }
 
 #[test]
+fn a_command_that_only_looks_at_the_nodes_may_run_on_any() {
+    let mut reports = changed(&[4], |report| (report.gpus, report.driver) = (Some(7), None));
+    reports.iter_mut().for_each(|report| report.only_looks = true);
+    assert_eq!(compare(&reports), []);
+    reports[2].version = "0.0.9".into();
+    assert_eq!(compare(&reports).len(), 1);
+}
+
+#[test]
 fn another_version() {
     let reports = changed(&[2], |report| report.version = "0.0.9".into());
     let own = env!("CARGO_PKG_VERSION");
@@ -373,29 +382,6 @@ fn a_small_and_a_filled_shared_memory() {
     assert_eq!(compare(&reports), []);
 }
 
-/// <https://github.com/pytorch/pytorch/issues/79388>
-#[test]
-fn an_endpoint_is_one_node_s() {
-    let owned = |owners: &[usize]| {
-        let mut reports = nodes(4);
-        for (rank, report) in reports.iter_mut().enumerate() {
-            (report.owns_endpoint, report.endpoint) = (Some(owners.contains(&rank)), Some("node000-ib0:29500".into()));
-        }
-        reports
-    };
-    assert_eq!(compare(&owned(&[2])), []);
-    let message = "no node of the step takes the endpoint node000-ib0:29500 for its own: nobody would listen there, and all \
-                   would wait";
-    one(&owned(&[]), "nodes-endpoint", Severity::Error, message);
-    let message =
-        "node001 and node003 each take the endpoint node000-ib0:29500 for their own: each would wait for the others";
-    one(&owned(&[1, 3]), "nodes-endpoint", Severity::Error, message);
-    // One that could not look may be the one.
-    let mut reports = owned(&[]);
-    reports[1].owns_endpoint = None;
-    assert_eq!(compare(&reports), []);
-}
-
 #[test]
 fn slow_nodes_are_named_with_numbers() {
     let table: [(Change, &str); 8] = [
@@ -574,7 +560,6 @@ fn what_a_hostile_node_says_is_one_line_that_moves_no_cursor() {
     hostile.step.insert(bad.clone(), bad.clone());
     hostile.env.insert(format!("X{bad}"), bad.clone());
     hostile.socket = Some(Device { name: bad.clone(), mtu: 0 });
-    (hostile.endpoint, hostile.owns_endpoint) = (Some(bad.clone()), Some(false));
     hostile.ports = Some(vec![Port { name: bad.clone(), chosen: true, active: false, ..Port::default() }; 40]);
     hostile.gpu_lanes = Some(Lanes { address: bad.clone(), width: 1, most: u32::MAX, speed: 0, fastest: u32::MAX });
     hostile.nic_lanes =
