@@ -162,6 +162,25 @@ fn its_failure_ends_the_step_with_its_last_lines() {
     ends_the_step(&sandbox, &said, &["exit code 5", "on n2"]);
 }
 
+/// Then nobody would wait for it.
+#[test]
+fn with_the_pre_flight_off_it_is_refused_and_before_a_shell_left_out() {
+    let Some(sandbox) = up("off", &[]) else { return };
+    for nodes in ["-N1", "-N2"] {
+        let said = sandbox
+            .run(&format!("cd; srun {nodes} --palingenesis=preflight=off --palingenesis-warm='echo never' echo RANK"));
+        assert_eq!((said.code, said.out.as_str()), (REFUSED, ""), "{said:?}");
+        let [line] = said.ours()[..] else { panic!("not one line: {said:?}") };
+        assert!(line.starts_with("palingenesis: error: ") && line.contains("preflight=off"), "{line}");
+    }
+    let said = sandbox
+        .run("cd; srun -N1 --palingenesis=launch=shell --palingenesis-warm='echo never' sh -c 'echo SHELL'")
+        .ok();
+    let [line] = said.ours()[..] else { panic!("not one line: {said:?}") };
+    assert!(line.starts_with("palingenesis: warning: the warm-up is not run"), "{line}");
+    assert_eq!(said.out, "SHELL\n");
+}
+
 /// What the shell of a task shows of itself, to a file named by its first argument.
 const PROBE: &str = "#!/bin/sh
 exec >\"$HOME/probe.$1\"
