@@ -22,6 +22,7 @@ bench:
 	cargo bench --bench hostlist --bench plan --bench topology
 	bench/hooks.sh || [ $$? -eq 77 ]
 	bench/srun.sh || [ $$? -eq 77 ]
+	bench/warmup.sh || [ $$? -eq 77 ]
 
 # Writes docs/variables.md from the catalog; a test fails when it is stale.
 docs:

@@ -7,8 +7,6 @@ use std::os::unix::ffi::OsStrExt;
 
 use serde::{Deserialize, Serialize};
 
-use super::checks::{Phase, Rule, elsewhere};
-use super::{Severity, Warning};
 use crate::config::{Settings, WarmPer, check_directory, printable};
 use crate::facts::directories::Here;
 use crate::facts::{Environment, Step};
@@ -18,16 +16,6 @@ pub const MARK: &str = ".palingenesis-warm.lock";
 
 /// How long it may take where nobody said.
 const LONGEST: u32 = 3600;
-
-/// The checks that are made after it.
-pub const RULES: &[Rule] = &[elsewhere(
-    NOT_SHARED,
-    Phase::Between,
-    Severity::Warning,
-    "a directory filled by the warm-up of one node that is another directory on the others",
-)];
-
-const NOT_SHARED: &str = "warm-up-not-shared";
 
 /// A warm-up as one node runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -418,24 +406,6 @@ fn some(nodes: &[String]) -> String {
     }
 }
 
-/// What follows when the directory that `name` names is another one on `elsewhere` than
-/// on `node`, which has filled it.
-pub fn not_shared(name: &str, path: &str, node: &str, elsewhere: &[String]) -> Warning {
-    let one = elsewhere.len() == 1;
-    Warning {
-        id: NOT_SHARED,
-        severity: Severity::Warning,
-        message: format!(
-            "the warm-up ran on {} only, but {name}={} is not the same directory on {}: what it put there {} not see",
-            printable(node),
-            printable(path),
-            some(elsewhere),
-            if one { "that node does" } else { "those nodes do" },
-        ),
-        cure: "run it on every node with warm-per=node, or name a directory that all nodes share".into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -586,13 +556,5 @@ mod tests {
         assert!(line.contains("on n2 (it failed on n3 too), so no rank starts; it wrote nothing;"), "{line}");
         assert!(spec.runs_here(false));
         assert_eq!(spec.prefix(), "palingenesis: warm-up on n1: ");
-    }
-
-    #[test]
-    fn a_directory_of_one_node_names_the_others() {
-        let nodes: Vec<String> = (2..9).map(|number| format!("n{number}")).collect();
-        let warning = not_shared("HF_HOME", "/tmp/hf", "n1", &nodes);
-        assert!(warning.message.contains("HF_HOME=/tmp/hf is not the same directory on n2, n3, n4, n5 and 3 more"));
-        assert!(warning.cure.contains("warm-per=node"));
     }
 }

@@ -247,3 +247,118 @@ impl Many {
         tokens.extend(events.iter().take(usize::try_from(found).unwrap_or(0)).map(|event| event.u64));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, Ipv6Addr};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn any() -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, 0).into()
+    }
+
+    /// The other end of a connection that was begun.
+    fn accepted(listener: &TcpListener) -> TcpStream {
+        assert_eq!(wait(&[(listener.as_fd(), false)], SOON), [true]);
+        listener.accept().unwrap().0
+    }
+
+    #[test]
+    fn a_connection_is_begun_without_waiting_and_tells_how_it_went() {
+        let listener = listen(any(), false).unwrap();
+        let to = listener.local_addr().unwrap();
+        let mut stream = connect(to).unwrap();
+        let mut other = accepted(&listener);
+        assert_eq!(wait(&[(stream.as_fd(), true)], SOON), [true]);
+        assert!(stream.take_error().unwrap().is_none());
+        assert_eq!(source(to), Some(Ipv4Addr::LOCALHOST.into()));
+        // It does not wait for what is not there.
+        assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        other.write_all(b"x").unwrap();
+        assert_eq!(wait(&[(stream.as_fd(), false)], SOON), [true]);
+        assert_eq!(stream.read(&mut [0; 9]).unwrap(), 1);
+        drop((other, listener));
+        let refused = connect(to).and_then(|stream| {
+            wait(&[(stream.as_fd(), true)], SOON);
+            stream.take_error()?.map_or(Ok(()), Err)
+        });
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn after_a_reset_the_port_is_free_at_once() {
+        let listener = listen(any(), false).unwrap();
+        let at = listener.local_addr().unwrap();
+        let mut stream = TcpStream::connect(at).unwrap();
+        let other = accepted(&listener);
+        drop(listener);
+        // Its connection still has it.
+        assert_eq!(listen(at, false).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        reset(other);
+        assert!(listen(at, false).is_ok());
+        assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn ipv4_comes_to_a_listener_of_ipv6() {
+        match listen((Ipv6Addr::UNSPECIFIED, 0).into(), false) {
+            Ok(listener) => {
+                let port = listener.local_addr().unwrap().port();
+                assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
+            }
+            Err(error) => eprintln!("SKIPPED: no IPv6 on this machine: {error}"),
+        }
+    }
+
+    /// <https://man7.org/linux/man-pages/man7/tcp.7.html>: TCP_USER_TIMEOUT in milliseconds.
+    #[test]
+    fn what_is_accepted_is_watched_as_its_listener_is() {
+        let listener = listen(any(), false).unwrap();
+        watch(&listener, Duration::from_secs(15));
+        let _stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let other = accepted(&listener);
+        assert!(other.nodelay().unwrap());
+        for (level, option, expected) in [
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 5),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 5),
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 15_000),
+        ] {
+            let mut value: libc::c_int = 0;
+            let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+            // SAFETY: the kernel writes one int, which is ours.
+            let result =
+                unsafe { libc::getsockopt(other.as_raw_fd(), level, option, (&raw mut value).cast(), &mut length) };
+            assert_eq!((result, value), (0, expected), "option {option}");
+        }
+    }
+
+    #[test]
+    fn of_many_those_that_are_ready_are_named() {
+        let many = Many::new().unwrap();
+        let listener = listen(any(), false).unwrap();
+        many.add(listener.as_fd(), 7).unwrap();
+        let mut tokens = vec![1];
+        many.ready(&mut tokens);
+        assert!(tokens.is_empty(), "{tokens:?}");
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(wait(&[(many.fd(), false)], SOON), [true]);
+        many.ready(&mut tokens);
+        assert_eq!(tokens, [7]);
+        many.reading(listener.as_fd(), 7, false).unwrap();
+        many.ready(&mut tokens);
+        assert!(tokens.is_empty(), "{tokens:?}");
+        many.add(stream.as_fd(), 8).unwrap();
+        many.writing(stream.as_fd(), 8, true).unwrap();
+        many.ready(&mut tokens);
+        assert_eq!(tokens, [8]);
+        drop(stream);
+        many.ready(&mut tokens);
+        assert!(tokens.is_empty(), "{tokens:?}");
+    }
+}

@@ -264,8 +264,7 @@ impl<'a> Search<'a> {
                 leader.stopping(&outcome);
                 failed = Some(outcome);
             }
-            let hopeless = now.saturating_duration_since(self.hope) >= HOPE;
-            if now >= end || hopeless || self.ways.is_empty() {
+            if now >= end || self.hopeless(now) {
                 return Err(failed.unwrap_or_else(|| self.unreached()));
             }
             if let Some(link) = self.turn(now) {
@@ -273,6 +272,11 @@ impl<'a> Search<'a> {
             }
             self.wait(now, own.due.min(end));
         }
+    }
+
+    /// Whether waiting longer does not help.
+    fn hopeless(&self, now: Instant) -> bool {
+        self.ways.is_empty() || now.saturating_duration_since(self.hope) >= HOPE
     }
 
     fn unreached(self) -> Outcome {
@@ -444,5 +448,117 @@ fn part(mut link: Link, scratch: &mut [u8]) {
         }
         // What it was, nobody asks any more.
         while let Ok(Some(_)) = link.next() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+    use crate::act::key::Key;
+
+    fn terms(ports: Vec<u16>) -> Terms {
+        Terms {
+            nodes: vec!["node000".into(), "node001".into()],
+            node_rank: 1,
+            addresses: vec![Ipv4Addr::LOCALHOST.into()],
+            ports,
+            key: Key::new().unwrap(),
+            arrival: Duration::from_secs(600),
+        }
+    }
+
+    fn seconds(number: u64) -> Duration {
+        Duration::from_secs(number)
+    }
+
+    /// Goes on for so many seconds of the search's own clock, with a little real time in
+    /// between for the kernel.
+    fn pass(search: &mut Search<'_>, from: Instant, to: u64) {
+        for tenth in 0..to * 10 {
+            assert!(search.turn(from + Duration::from_millis(100 * tenth)).is_none());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// A port that answers no SYN, as behind a firewall that drops: its backlog is full.
+    fn silent() -> (TcpListener, u16, Vec<TcpStream>) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let to = listener.local_addr().unwrap();
+        let mut held = Vec::new();
+        for _ in 0..20_000 {
+            match TcpStream::connect_timeout(&to, Duration::from_millis(300)) {
+                Ok(stream) => held.push(stream),
+                Err(_) => return (listener, to.port(), held),
+            }
+        }
+        panic!("{to} still answers");
+    }
+
+    /// Rank 0's node is up, as Slurm has started the step there: what is not started yet
+    /// refuses.
+    #[test]
+    fn silence_is_given_up_after_half_a_minute_and_a_refusal_is_not() {
+        let (listener, port, held) = silent();
+        let begin = Instant::now();
+        let only = terms(vec![port]);
+        let mut search = Search::new(&only, begin);
+        pass(&mut search, begin, 3);
+        assert_eq!(search.ways[0].fault, Some(Unreachable::Silent));
+        assert!(!search.hopeless(begin + seconds(29)));
+        assert!(search.hopeless(begin + seconds(30)));
+        let Outcome::Unreached(attempts) = search.unreached() else { panic!() };
+        let here = Ipv4Addr::LOCALHOST.into();
+        assert_eq!(attempts, [Attempt { to: (here, port), from: Some(here), fault: Unreachable::Silent }]);
+
+        // A port that nobody has: bound, but nobody listens.
+        let free = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let begin = Instant::now();
+        let both = terms(vec![port, free]);
+        let mut search = Search::new(&both, begin);
+        pass(&mut search, begin, 40);
+        assert_eq!(search.ways[1].fault, Some(Unreachable::Refused));
+        assert!(!search.hopeless(begin + seconds(40)));
+        drop((listener, held));
+    }
+
+    /// 192.0.2.0/24 is for documentation (RFC 5737); 255.255.255.255 is no address that TCP
+    /// connects to.
+    #[test]
+    fn where_no_way_leads_is_given_up_too_and_the_error_is_kept() {
+        let nowhere = Terms { addresses: vec![Ipv4Addr::BROADCAST.into()], ..terms(vec![29500]) };
+        let begin = Instant::now();
+        let mut search = Search::new(&nowhere, begin);
+        pass(&mut search, begin, 2);
+        let expected = matches!(search.ways[0].fault, Some(Unreachable::NoRoute(_) | Unreachable::Other(_)));
+        assert!(expected, "{:?}", search.ways[0].fault);
+        assert!(search.hopeless(begin + seconds(31)));
+        let none = Terms { addresses: vec![], ..nowhere };
+        assert!(Search::new(&none, begin).hopeless(begin));
+    }
+
+    /// Whoever holds the port will not make room for rank 0.
+    #[test]
+    fn a_silent_stranger_is_known_in_a_second_and_kept_for_ten() {
+        let stranger = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let free = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let both = terms(vec![stranger.local_addr().unwrap().port(), free]);
+        let begin = Instant::now();
+        let mut search = Search::new(&both, begin);
+        for _ in 0..5 {
+            assert!(search.turn(begin).is_none());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(search.ways.iter().all(|way| way.fault.is_none()), "the next port is not tried yet");
+        assert!(search.turn(begin + seconds(1)).is_none());
+        assert!(search.turn(begin + seconds(1)).is_none());
+        assert_eq!(search.ways[0].fault, Some(Unreachable::Stranger));
+        assert!(!matches!(search.ways[1].state, State::Idle(_)) || search.ways[1].fault.is_some());
+        // A server that is slow is still heard.
+        assert!(search.turn(begin + seconds(9)).is_none());
+        assert!(matches!(search.ways[0].state, State::Greeting(..)));
+        assert!(search.turn(begin + seconds(10)).is_none());
+        assert!(matches!(search.ways[0].state, State::Idle(_)));
     }
 }

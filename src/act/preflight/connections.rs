@@ -526,3 +526,147 @@ impl Drop for Connections<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::act::key::Key;
+
+    fn terms(nodes: usize) -> Terms {
+        // A port that is free at the moment.
+        let any = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        Terms {
+            nodes: (0..nodes).map(|node| format!("node{node:03}")).collect(),
+            node_rank: 0,
+            addresses: vec![],
+            ports: vec![any],
+            key: Key::new().unwrap(),
+            arrival: Duration::from_secs(600),
+        }
+    }
+
+    fn turn(connections: &mut Connections<'_>, now: Instant) -> Vec<Event> {
+        let mut events = Vec::new();
+        // The kernel needs a moment.
+        for _ in 0..20 {
+            connections.turn(now, &mut events);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        events
+    }
+
+    fn knock(connections: &mut Connections<'_>, now: Instant) -> (TcpStream, [u8; GREETING]) {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, connections.port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert!(turn(connections, now).is_empty());
+        let mut greeting = [0; GREETING];
+        stream.read_exact(&mut greeting).unwrap();
+        (stream, greeting)
+    }
+
+    /// Has the key; joins where it is told to.
+    fn prove(connections: &mut Connections<'_>, now: Instant) -> (TcpStream, Channel) {
+        let (mut stream, greeting) = knock(connections, now);
+        let reply = wire::reply(&connections.terms.key, &greeting, 1, &[9; wire::RANDOM]);
+        stream.write_all(&reply).unwrap();
+        assert!(turn(connections, now).is_empty());
+        let mut proof = [0; 32];
+        stream.read_exact(&mut proof).unwrap();
+        (stream, Channel::new(&connections.terms.key, Side::Client, &greeting, &reply))
+    }
+
+    fn join(stream: &mut TcpStream, channel: &mut Channel) {
+        let mut frame = Vec::new();
+        assert!(channel.seal(&Message::Join, &mut frame));
+        stream.write_all(&frame).unwrap();
+    }
+
+    fn is_over(stream: &mut TcpStream) -> bool {
+        !matches!(stream.read(&mut [0; 1]), Ok(1))
+    }
+
+    #[test]
+    fn who_shows_no_key_within_two_seconds_is_dropped() {
+        let terms = terms(2);
+        let now = Instant::now();
+        let mut connections = Connections::new(&terms, now).unwrap();
+        let (mut silent, _) = knock(&mut connections, now);
+        // Has the key, but does not join.
+        let (mut half, _) = prove(&mut connections, now + Duration::from_secs(1));
+        assert_eq!(connections.strangers, 2);
+        turn(&mut connections, now + Duration::from_secs(2));
+        assert!(is_over(&mut silent));
+        assert_eq!(connections.strangers, 1);
+        turn(&mut connections, now + Duration::from_secs(3));
+        assert!(is_over(&mut half));
+        assert_eq!((connections.strangers, connections.joined), (0, 0));
+    }
+
+    #[test]
+    fn of_too_many_strangers_the_oldest_is_dropped() {
+        let terms = terms(2);
+        let now = Instant::now();
+        let mut connections = Connections::new(&terms, now).unwrap();
+        connections.strangers_max = 3;
+        let mut held: Vec<TcpStream> = (0..5).map(|_| knock(&mut connections, now).0).collect();
+        assert_eq!(connections.strangers, 3);
+        assert!(is_over(&mut held[0]) && is_over(&mut held[1]));
+        let (mut stream, mut channel) = prove(&mut connections, now);
+        assert!(is_over(&mut held[2]));
+        join(&mut stream, &mut channel);
+        assert!(matches!(turn(&mut connections, now)[..], [Event::Joined(1)]));
+        assert_eq!((connections.strangers, connections.joined), (2, 1));
+    }
+
+    /// It is who comes later that is none of this launch.
+    #[test]
+    fn a_node_joins_once() {
+        let terms = terms(3);
+        let now = Instant::now();
+        let mut connections = Connections::new(&terms, now).unwrap();
+        // By two addresses at a time: it stays on the one that it says so on.
+        let (mut first, mut first_channel) = prove(&mut connections, now);
+        let (mut second, mut second_channel) = prove(&mut connections, now);
+        join(&mut second, &mut second_channel);
+        assert!(matches!(turn(&mut connections, now)[..], [Event::Joined(1)]));
+        join(&mut first, &mut first_channel);
+        assert!(turn(&mut connections, now).is_empty());
+        assert!(is_over(&mut first));
+        let (mut third, greeting) = knock(&mut connections, now);
+        third.write_all(&wire::reply(&terms.key, &greeting, 1, &[9; wire::RANDOM])).unwrap();
+        assert!(turn(&mut connections, now).is_empty());
+        assert!(is_over(&mut third));
+        assert_eq!((connections.joined, connections.strangers), (1, 0));
+        // And is still heard on the one it joined on.
+        assert!(connections.send(1, &Message::Ask(0, b"?".to_vec()), now));
+        let mut frame = [0; 64];
+        let read = second.read(&mut frame).unwrap();
+        assert_eq!(second_channel.open(&frame[..read]).unwrap().unwrap().0, Message::Ask(0, b"?".to_vec()));
+    }
+
+    #[test]
+    fn a_node_is_pinged_and_one_that_says_nothing_for_a_minute_is_given_up() {
+        let terms = terms(2);
+        let now = Instant::now();
+        let mut connections = Connections::new(&terms, now).unwrap();
+        let (mut stream, mut channel) = prove(&mut connections, now);
+        join(&mut stream, &mut channel);
+        turn(&mut connections, now);
+        assert!(turn(&mut connections, now + PING).is_empty());
+        let mut frame = [0; 64];
+        let read = stream.read(&mut frame).unwrap();
+        assert_eq!(channel.open(&frame[..read]).unwrap().unwrap().0, Message::Ping);
+        let mut ping = Vec::new();
+        assert!(channel.seal(&Message::Ping, &mut ping));
+        stream.write_all(&ping).unwrap();
+        let later = now + Duration::from_secs(40);
+        assert!(turn(&mut connections, later).is_empty());
+        assert!(turn(&mut connections, later + Duration::from_secs(59)).is_empty());
+        let events = turn(&mut connections, later + Duration::from_secs(61));
+        assert!(
+            matches!(&events[..], [Event::Ended(1, why)] if why == "nothing was heard of it for 60 s"),
+            "{events:?}"
+        );
+        assert_eq!(connections.joined, 0);
+    }
+}

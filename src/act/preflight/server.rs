@@ -326,14 +326,17 @@ impl Server<'_> {
         for node_rank in (1..).take(self.nodes.len() - 1) {
             last_word(&mut connections, node_rank, began);
         }
+        let late = self.opened + self.terms.arrival;
         let mut coming = match &outcome {
             Outcome::Go { .. } => 0,
+            // They have had their time.
+            _ if began >= late => 0,
             _ => self.nodes.iter().filter(|node| !node.came).count(),
         };
         if coming > 0 {
             self.leader.stopping(&outcome);
         }
-        let farewell = began + farewell(self.terms);
+        let farewell = late.min(began + farewell(self.terms));
         let mut events = Vec::new();
         loop {
             let now = self.clock.now();

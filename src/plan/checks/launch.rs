@@ -1,7 +1,7 @@
 //! Checks of the command and the layout of its step.
 
 use super::{Findings, From, Phase, Rule, Subject, Value};
-use crate::config::{Profile, printable};
+use crate::config::{Preflight, Profile, printable};
 use crate::plan::binding::visible;
 use crate::plan::environment::{has_any, is_blackwell};
 use crate::plan::{Severity, Shape, agent, launcher};
@@ -58,6 +58,13 @@ pub(super) const RULES: &[Rule] = &[
         Severity::Warning,
         "Lightning without SLURM_NTASKS_PER_NODE",
         lightning_without_tasks_per_node,
+    ),
+    Rule::new(
+        "warm-skipped",
+        Phase::Launch,
+        Severity::Error,
+        "a warm-up where nothing waits for it: with preflight=off, or before a shell, which is a warning",
+        warm_skipped,
     ),
     Rule::new(
         "maxconn-tp",
@@ -371,6 +378,27 @@ fn lightning_without_tasks_per_node(subject: &Subject, findings: &mut Findings) 
             "the command names Lightning, which refuses several tasks without SLURM_NTASKS_PER_NODE, and that is not set",
             "give the job or srun --ntasks-per-node=N instead of --ntasks",
         );
+    }
+}
+
+/// Ranks wait for a warm-up while they meet. One that the site wants is no reason not
+/// to start.
+fn warm_skipped(subject: &Subject, findings: &mut Findings) {
+    let settings = subject.settings;
+    let (Some(_), Some(shape)) = (&settings.warm, subject.shape) else { return };
+    let of_site = settings.is_of_site("warm");
+    if shape == Shape::Shell {
+        if !of_site {
+            findings.warn(
+                "the warm-up is not run: the command is a shell, which has no ranks that would wait for it",
+                "run its command in the shell, or leave it out",
+            );
+        }
+    } else if settings.preflight == Preflight::Off {
+        let message = "the warm-up would not be run: with preflight=off the ranks start without waiting for each other, \
+                       or for it";
+        let cure = "leave out preflight=off (preflight=warn stops no step for what it finds), or the warm-up";
+        if of_site { findings.warn(message, cure) } else { findings.error(message, cure) }
     }
 }
 

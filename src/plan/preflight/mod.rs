@@ -45,7 +45,7 @@ const RULES: &[Rule] = &[
 
 /// Every check between the nodes.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
-    [RULES, compare::RULES, directories::RULES, super::warmup::RULES].into_iter().flatten()
+    [RULES, compare::RULES, directories::RULES].into_iter().flatten()
 }
 
 /// Whether the nodes of this step meet before the ranks start. `settings` are those

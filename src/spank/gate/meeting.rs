@@ -400,7 +400,8 @@ mod tests {
     #[test]
     fn the_memory_of_very_many_ranks_is_bounded() {
         let gate = Gate::new(MOST_RANKS + 1).unwrap();
-        assert_eq!(gate.words.all().len(), HEADER + MOST_RANKS as usize + 1);
+        let register = super::super::register::words(MOST_RANKS + 1);
+        assert_eq!(gate.words.all().len(), HEADER + MOST_RANKS as usize + 1 + register);
         for rank in [0, MOST_RANKS, u32::MAX] {
             let told = incomplete(&gate.meet(rank, MOST_RANKS + 1, &own(0), late())).to_string();
             assert_eq!(told, "more than 4096 ranks on one node do not meet");

@@ -40,9 +40,12 @@ const GROUP_BYTES: usize = 512;
 const GROUP: usize = GPU + text_words(GPU_BYTES);
 const PART: usize = GROUP + text_words(GROUP_BYTES);
 
+/// More ranks on a node have no part: it bounds the memory.
+const MOST_RANKS: u32 = 4096;
+
 /// How many words the register of so many ranks takes.
 pub(super) fn words(ranks: u32) -> usize {
-    HEAD + ranks as usize * PART
+    HEAD + if ranks <= MOST_RANKS { ranks as usize * PART } else { 0 }
 }
 
 /// The register of a node.
@@ -265,5 +268,11 @@ mod tests {
         entry.watch(&"x".repeat(GROUP_BYTES + 1), 0);
         assert_eq!((entry.group(), entry.kills_before()), (None, None));
         assert!(Gate::new(0).unwrap().register().of(0).is_none());
+        // Of very many only the node is known.
+        let gate = Gate::new(MOST_RANKS + 1).unwrap();
+        gate.register().name("node007", 3);
+        assert_eq!(gate.register().named(), (Some("node007".into()), Some(3)));
+        assert!(gate.register().of(0).is_none() && gate.register().of(MOST_RANKS).is_none());
+        assert_eq!(words(MOST_RANKS + 1), HEAD);
     }
 }
