@@ -227,6 +227,9 @@ pub fn together(
     patience: Patience,
 ) -> Start {
     if plan.step.shape == Shape::Shell || !(wanted(facts, settings) || alone(facts, settings)) {
+        if let Some(line) = texts::not_warmed(settings).filter(|_| facts.step.rank == 0) {
+            to_stderr(&line);
+        }
         return Start::EachNode;
     }
     let Some(key) = handed.key() else {
@@ -418,6 +421,7 @@ fn lead_the_node(
     let step = facts.step;
     gate.arrive(step.local_rank);
     let warn = settings.preflight == Preflight::Warn;
+    let serves = place.node_rank == 0 && place.nodes.len() > 1;
     let mut own = AtGate {
         gate,
         step,
@@ -428,7 +432,7 @@ fn lead_the_node(
         late: false,
         stopping: None,
     };
-    if let Some(taken) = place.named.filter(|_| place.node_rank == 0).and_then(|port| taken(port, &step.node)) {
+    if let Some(taken) = place.named.filter(|_| serves).and_then(|port| taken(port, &step.node)) {
         own.fail(&taken);
     }
     let environment = handle.environment().unwrap_or_default();

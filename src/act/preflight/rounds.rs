@@ -136,8 +136,6 @@ pub struct Rounds<'a> {
     decided: Option<String>,
     /// Whether it is that nodes did not come.
     late: bool,
-    /// When it was last told who is waited for, in seconds.
-    told: u64,
 }
 
 impl<'a> Rounds<'a> {
@@ -156,7 +154,6 @@ impl<'a> Rounds<'a> {
             warm,
             decided: None,
             late: false,
-            told: 0,
         }
     }
 
@@ -474,13 +471,11 @@ impl Leader for Rounds<'_> {
     }
 
     fn tell(&mut self, waiting: &Waiting) {
-        // After 10, 20, 40 and 80 seconds, then every minute.
-        let seconds = waiting.since.as_secs();
-        let due = if self.told >= 80 { self.told + 60 } else { (self.told * 2).max(10) };
-        if seconds < due {
+        // It tells of itself.
+        if self.stage == Stage::Warm && waiting.round.is_some() {
             return;
         }
-        self.told = seconds;
+        let seconds = waiting.since.as_secs();
         let (absent, unready) = (self.named(&waiting.absent), self.named(&waiting.unready));
         let text = texts::waiting(&absent, &unready, self.nodes().len(), waiting.round.is_some(), seconds);
         self.own.say(&one_line(&text));

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use crate::config::{Preflight, Settings};
 use crate::facts::network::Interface;
 
 /// More names of nodes than this are counted, not written.
@@ -21,6 +22,16 @@ fn nodes_of(count: usize, all: usize) -> String {
     format!("{count} of {all} node{}", if all == 1 { "" } else { "s" })
 }
 
+/// A warm-up that nobody runs.
+pub fn not_warmed(settings: &Settings) -> Option<String> {
+    let off = settings.preflight == Preflight::Off && settings.warm.is_some();
+    off.then(|| {
+        "palingenesis: warning: the warm-up is not run: with preflight=off the nodes do not wait for it; leave out \
+         preflight=off\n"
+            .into()
+    })
+}
+
 /// While nodes are waited for: absent ones, and those that are here without all of
 /// their ranks. `round`: they are all here, and an answer of these is missing.
 pub fn waiting(absent: &[String], unready: &[String], all: usize, in_a_round: bool, seconds: u64) -> String {
@@ -29,7 +40,7 @@ pub fn waiting(absent: &[String], unready: &[String], all: usize, in_a_round: bo
         parts.push(format!("{}: {}", nodes_of(absent.len(), all), names(absent)));
     }
     if !unready.is_empty() {
-        let what = if in_a_round { "what is asked of" } else { "all ranks of" };
+        let what = if in_a_round { "the answer of" } else { "all ranks of" };
         parts.push(format!("{what} {}: {}", nodes_of(unready.len(), all), names(unready)));
     }
     format!("palingenesis: waiting for {}, {seconds} s", parts.join("; "))
@@ -364,7 +375,7 @@ mod tests {
         );
         assert_eq!(
             waiting(&[], &list(2), 4, true, 20),
-            "palingenesis: waiting for what is asked of 2 of 4 nodes: n1 n2, 20 s"
+            "palingenesis: waiting for the answer of 2 of 4 nodes: n1 n2, 20 s"
         );
     }
 

@@ -146,7 +146,8 @@ fn high(
         nodes,
         findings,
         value,
-        |own, middle| own > middle.saturating_add(margin),
+        // What all nodes have much of differs from one moment to the next.
+        |own, middle| own > middle.saturating_add(margin) && own >= middle.saturating_mul(2),
         |values| middle(values, false),
         tell,
     );
