@@ -943,7 +943,7 @@ fn noise_is_no_message() {
         let length = usize::try_from(noise.next() % 300).unwrap();
         let mut bytes = noise.bytes(length);
         // Often with a beginning that is believed.
-        if noise.next() % 2 == 0 && bytes.len() > 8 {
+        if noise.next() & 1 == 0 && bytes.len() > 8 {
             bytes[..4].copy_from_slice(&u32::try_from(noise.next() % 300).unwrap().to_be_bytes());
             bytes[4] = u8::try_from(noise.next() % 9).unwrap();
         }
