@@ -19,7 +19,7 @@ soak:
 # Prints ratios; asserts nothing about time. One that cannot be had here (exit
 # code 77) says so and does not stop the next.
 bench:
-	cargo bench --bench hostlist --bench plan --bench topology
+	cargo bench --bench hostlist --bench plan --bench preflight --bench topology
 	bench/hooks.sh || [ $$? -eq 77 ]
 	bench/srun.sh || [ $$? -eq 77 ]
 	bench/warmup.sh || [ $$? -eq 77 ]

@@ -3,7 +3,7 @@
 
     tcpstore.py N [PROCESSES]     seconds, from "all start" to "all have the word"
 
-The clients share PROCESSES processes (default 1); in each, one thread goes from client to
+The clients share PROCESSES processes (default 8); in each, one thread goes from client to
 client: what is said while a client before it is served costs the later one nothing, and no
 thread has to be woken. Exit code 77: no torch.
 """
@@ -41,7 +41,7 @@ def clients(ranks, world, port, start, end):
 
 def main():
     world = int(sys.argv[1])
-    processes = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    processes = int(sys.argv[2]) if len(sys.argv) > 2 else 8
     port = 20000 + os.getpid() % 10000
     ends, end = os.pipe()
     starts = []

@@ -943,7 +943,7 @@ fn noise_is_no_message() {
         let length = usize::try_from(noise.next() % 300).unwrap();
         let mut bytes = noise.bytes(length);
         // Often with a beginning that is believed.
-        if noise.next() % 2 == 0 && bytes.len() > 8 {
+        if noise.next() & 1 == 0 && bytes.len() > 8 {
             bytes[..4].copy_from_slice(&u32::try_from(noise.next() % 300).unwrap().to_be_bytes());
             bytes[4] = u8::try_from(noise.next() % 9).unwrap();
         }
@@ -999,4 +999,52 @@ fn every_message_comes_back_and_no_reason_is_endless() {
     let Some((Message::Stop(why), _)) = to.open(&bytes).unwrap() else { panic!() };
     assert!(why.len() <= 64 * 1024 && why.chars().all(|char| char == 'é'));
     assert!(!from.seal(&Message::Ask(0, vec![0; CONTENT_MAX + 1]), &mut bytes));
+}
+
+/// As when a node crashes or loses its network: no connection is closed, nothing comes any
+/// more. In a network namespace of its own, whose loopback goes down.
+#[test]
+fn a_network_that_is_gone_without_a_word_is_noticed_in_twenty_seconds() {
+    let inside = "PALINGENESIS_TEST_OWN_NETWORK";
+    let ip = |action: &str| {
+        let status = std::process::Command::new("ip").args(["link", "set", "lo", action]).status();
+        assert!(status.is_ok_and(|status| status.success()), "ip link set lo {action}");
+    };
+    if std::env::var_os(inside).is_some() {
+        ip("up");
+        let terms = terms(3, LOOPBACK, &ports(1));
+        let running = launch(&terms, |rank| Script {
+            // Node 1 is not ready, so that nothing starts before.
+            ranks_after: Duration::from_secs(if rank == 1 { 3600 } else { 0 }),
+            ..Script::default()
+        });
+        std::thread::sleep(Duration::from_secs(2));
+        ip("down");
+        let gone = Instant::now();
+        let outcomes: Vec<Outcome> = running.into_iter().map(Running::outcome).collect();
+        let took = gone.elapsed();
+        let Outcome::Stop(why) = &outcomes[0] else { panic!("{outcomes:?}") };
+        assert!(why.contains(": its connection ended before the start: "), "{why}");
+        assert_eq!(outcomes[1..], [Outcome::Lost, Outcome::Lost]);
+        eprintln!("noticed in {took:.1?}: {why}");
+        assert!((Duration::from_secs(5)..Duration::from_secs(40)).contains(&took), "{took:?}");
+        return;
+    }
+    let possible = std::process::Command::new("unshare").args(["-n", "ip", "link", "show"]).output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: no network namespace can be made here (unshare, ip, root)");
+        return;
+    }
+    let name = "act::preflight::tests::a_network_that_is_gone_without_a_word_is_noticed_in_twenty_seconds";
+    let output = std::process::Command::new("unshare")
+        .args(["-n", "timeout", "-k", "3", "90"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(inside, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let ran = said.contains("noticed in ");
+    assert!(output.status.success() && ran, "{}{said}", String::from_utf8_lossy(&output.stdout));
+    eprintln!("{said}");
 }
