@@ -24,7 +24,7 @@ use super::preflight::Work;
 use crate::plan::warmup::{WarmEnd, WarmOutcome, WarmSpec};
 use crate::report::one_line;
 use crate::system::output::to_stderr;
-use crate::system::supervisor::{Duty, End, Supervisor, Wake, apart, reading_pipe};
+use crate::system::supervisor::{Duty, End, Heed, Supervisor, Wake, apart, reading_pipe};
 use crate::system::{folder, limits, random};
 
 /// How often a holder gives a sign of life.
@@ -87,6 +87,8 @@ pub struct Warmup {
     latest: Instant,
     ended: Option<(WarmEnd, u32)>,
     tell: Box<dyn FnMut(&str)>,
+    /// Dropped last, when all has been ended.
+    heed: Heed,
 }
 
 impl Warmup {
@@ -105,6 +107,7 @@ impl Warmup {
         pace: Pace,
         tell: Box<dyn FnMut(&str)>,
     ) -> io::Result<Warmup> {
+        let heed = Heed::sigterm();
         let (output, writer) = reading_pipe()?;
         let (reports, reporter) = reading_pipe()?;
         let environment = spec.variables(environment);
@@ -130,6 +133,7 @@ impl Warmup {
             latest,
             ended: None,
             tell,
+            heed,
         })
     }
 
@@ -197,9 +201,23 @@ impl Warmup {
         }
     }
 
+    /// Ends it with all that it has started, if it has not ended.
+    fn stop(&mut self) {
+        self.supervisor.let_go();
+        if self.supervisor.ended(LET_GO).is_none() {
+            self.supervisor.kill(self.program);
+        }
+    }
+
     /// How it ended, if it has.
     fn end(&mut self) -> Option<(WarmEnd, u32)> {
         self.wake.seen();
+        if self.heed.asked() {
+            // scancel, or the job's time limit.
+            self.stop();
+            self.heed.end();
+            return Some((WarmEnd::Killed(libc::SIGTERM), 0));
+        }
         self.read_output(AT_A_TIME);
         let more = self.read_reports();
         if let Some(ended) = self.ended.take() {
@@ -250,10 +268,7 @@ impl Work for Warmup {
 
 impl Drop for Warmup {
     fn drop(&mut self) {
-        self.supervisor.let_go();
-        if self.supervisor.ended(LET_GO).is_none() {
-            self.supervisor.kill(self.program);
-        }
+        self.stop();
     }
 }
 
@@ -721,6 +736,25 @@ mod tests {
         });
         assert_eq!(told.unwrap(), b"killed");
         until("its mark stays", || !place.0.join(MARK).exists());
+        family_is_gone(&place);
+    }
+
+    /// As by scancel: it ends by that signal, but not before it has put back what it has.
+    #[test]
+    fn asked_to_end_it_ends_what_it_has_started_first() {
+        let place = Place::new();
+        let told = crate::system::child::run(Duration::from_secs(30), || {
+            let (mut warmup, said) = start(place.spec(&format!("{FAMILY}; wait"), 60));
+            until("it does not start", || {
+                let _ = warmup.advance();
+                said.lock().unwrap().contains("ready")
+            });
+            // SAFETY: takes a number; to this process of the test's.
+            unsafe { libc::raise(libc::SIGTERM) };
+            let _ = warmup.advance();
+            b"lives on".to_vec()
+        });
+        assert!(told.is_err(), "{told:?}");
         family_is_gone(&place);
     }
 

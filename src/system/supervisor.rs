@@ -2,11 +2,13 @@
 //! that it has started: when it is told to, and when we die. Slurm ends a step's
 //! processes too, but only those that it still finds.
 
+use std::cell::Cell;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::child::{close_all_but, pipe};
@@ -65,6 +67,9 @@ impl End {
 pub struct Duty {
     line: OwnedFd,
     children: OwnedFd,
+    /// Whether who started us is gone: Slurm then ends what is left of the step within
+    /// moments.
+    hurry: Cell<bool>,
 }
 
 impl Supervisor {
@@ -92,7 +97,10 @@ impl Supervisor {
 
     /// Lets it end, with all that it has started. Does not wait.
     pub fn let_go(&mut self) {
-        self.line = None;
+        if let Some(line) = self.line.take() {
+            // Without this word it is our own end that it sees.
+            let _ = File::from(line).write(b"e");
+        }
     }
 
     /// How it ended, if it has, within `limit`.
@@ -143,7 +151,9 @@ fn supervise(line: OwnedFd, kept: &[RawFd], duty: impl FnOnce(&Duty)) -> ! {
     // SAFETY: takes numbers only.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
     let Ok(children) = children_s_ends() else { exit_now(1) };
-    let duty = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| duty(&Duty { line, children })));
+    let duty = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        duty(&Duty { line, children, hurry: Cell::new(false) })
+    }));
     exit_now(i32::from(duty.is_err()));
 }
 
@@ -180,7 +190,9 @@ impl Duty {
             // SAFETY: the buffer is as long as we say.
             unsafe { libc::read(self.children.as_raw_fd(), told.as_mut_ptr().cast(), told.len()) };
         }
-        polls[0].revents == 0
+        let over = polls[0].revents;
+        self.hurry.set(over & libc::POLLHUP != 0 && over & libc::POLLIN == 0);
+        over == 0
     }
 
     /// A child that has ended: its number, and how.
@@ -192,11 +204,15 @@ impl Duty {
     }
 
     /// Ends everything that was started: `program`, not waited for yet, with its session,
-    /// and what left that. Asks first, and no longer than `grace`. Tells how `program` ended.
+    /// and what left that. Asks first, and no longer than `grace`; does not ask when who
+    /// started us is gone. Tells how `program` ended.
     pub fn end_all(&self, program: Option<u32>, grace: Duration) -> Option<End> {
         let mut known = program;
         let mut seen = None;
         for (signal, limit) in [(libc::SIGTERM, grace), (libc::SIGKILL, REAP)] {
+            if signal == libc::SIGTERM && self.hurry.get() {
+                continue;
+            }
             let end = Instant::now() + limit;
             let mut asked = false;
             loop {
@@ -222,7 +238,7 @@ impl Duty {
                         unsafe { libc::kill(target, libc::SIGCONT) };
                     }
                 }
-                if Instant::now() >= end {
+                if Instant::now() >= end || (signal == libc::SIGTERM && self.hurry.get()) {
                     break;
                 }
                 self.wait_for_children(Duration::from_millis(20));
@@ -234,7 +250,7 @@ impl Duty {
     /// As [`Duty::wait`], also when we are to end.
     fn wait_for_children(&self, limit: Duration) {
         if !self.wait(limit) {
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
@@ -285,6 +301,55 @@ pub fn apart(command: &mut Command, limits: &[(u32, u64)]) {
     };
     // SAFETY: between fork and exec; see above.
     unsafe { command.pre_exec(prepare) };
+}
+
+static ASKED_TO_END: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn asked_to_end(_signal: libc::c_int) {
+    ASKED_TO_END.store(true, Ordering::Relaxed);
+}
+
+/// While this lives, SIGTERM does not end this process but is kept for it to heed: Slurm
+/// ends all processes of a step as soon as its tasks have ended, and those that still
+/// have something to put in order with them.
+#[derive(Debug)]
+pub struct Heed {
+    before: libc::sighandler_t,
+}
+
+impl Heed {
+    /// From now on.
+    pub fn sigterm() -> Heed {
+        let handler: extern "C" fn(libc::c_int) = asked_to_end;
+        // SAFETY: the handler only stores to an atomic.
+        Heed { before: unsafe { libc::signal(libc::SIGTERM, handler as libc::sighandler_t) } }
+    }
+
+    /// Whether it has come.
+    pub fn asked(&self) -> bool {
+        ASKED_TO_END.load(Ordering::Relaxed)
+    }
+
+    /// Ends this process as the signal would have. Goes on where it would not have.
+    pub fn end(&self) {
+        ASKED_TO_END.store(false, Ordering::Relaxed);
+        // SAFETY: what was set before; a signal to this very thread.
+        unsafe {
+            libc::signal(libc::SIGTERM, self.before);
+            libc::raise(libc::SIGTERM);
+        }
+    }
+}
+
+impl Drop for Heed {
+    /// One that has come meanwhile is not lost.
+    fn drop(&mut self) {
+        // SAFETY: what was set before.
+        unsafe { libc::signal(libc::SIGTERM, self.before) };
+        if self.asked() {
+            self.end();
+        }
+    }
 }
 
 /// A pipe: the end to read, which never waits, and the end to write.
