@@ -15,7 +15,7 @@ use super::slurmstepd::with_node;
 use super::task::{Handed, Patience};
 use crate::EXIT_REFUSED;
 use crate::act::key::Key;
-use crate::act::preflight::rounds::{Node, Own, Rounds, SAID, reason};
+use crate::act::preflight::rounds::{Node, Own, Rounds, SAID, clock, reason};
 use crate::act::preflight::{Leader, Next, Outcome, Ranks, Terms, Waiting, Work, lead};
 use crate::config::{Preflight, Settings};
 use crate::facts::machine::Now;
@@ -455,7 +455,10 @@ fn lead_the_node(
     let told = told_in_time(terms, own.stopping);
     let untold = own.late || nodes_late || !told || matches!(outcome, Outcome::Unreached(_) | Outcome::NoPort(_));
     match outcome {
-        Outcome::Go { port, .. } => {
+        Outcome::Go { port, told } => {
+            if let Some((offset, uncertainty)) = clock(&told) {
+                gate.register().compare_clock(offset, uncertainty);
+            }
             if step.rank == 0 {
                 notes(place, port, endpoint.as_deref());
             }

@@ -20,7 +20,7 @@ use crate::facts::machine;
 use crate::facts::network::{Interface, Resolution, resolve};
 use crate::plan::preflight::compare::compare;
 use crate::plan::preflight::directories::{self, Moment, Token};
-use crate::plan::preflight::report::NodeReport;
+use crate::plan::preflight::report::{NodeReport, clock_offset};
 use crate::plan::preflight::{self as judged, ENDPOINT_HOST, MeetingPlace, NODE_TO_NODE, texts};
 use crate::plan::warmup::{self, WarmOutcome, WarmSpec};
 use crate::plan::{Facts, Plan, Warning};
@@ -37,6 +37,15 @@ pub const SAID: &str = "told: ";
 /// Such a reason, for a log.
 pub fn reason(why: &str) -> &str {
     why.strip_prefix(SAID).unwrap_or(why)
+}
+
+/// How far a node's clock is ahead of the one of rank 0's node, and how wrong that may
+/// be, in nanoseconds.
+pub type Clock = (i64, u64);
+
+/// Reads what a node is told when the ranks start.
+pub fn clock(told: &[u8]) -> Option<Clock> {
+    serde_json::from_slice(told).ok().flatten()
 }
 
 /// What a node's leader knows of its node.
@@ -129,6 +138,8 @@ pub struct Rounds<'a> {
     began: Instant,
     /// When the reports were asked for, by the wall clock.
     asked_at: u64,
+    /// How far each node's clock is ahead of this one's, and how wrong that may be.
+    clocks: Vec<Option<Clock>>,
     stage: Stage,
     tokens: Vec<Token>,
     warm: Option<WarmSpec>,
@@ -149,6 +160,7 @@ impl<'a> Rounds<'a> {
             listening: None,
             began: Instant::now(),
             asked_at: 0,
+            clocks: Vec::new(),
             stage: Stage::Nothing,
             tokens: Vec::new(),
             warm,
@@ -190,9 +202,10 @@ impl<'a> Rounds<'a> {
         why.map(|why| self.stop(why))
     }
 
-    /// What all nodes are told when they start: nothing that they need.
+    /// What each node is told when they start: how far its clock is off.
     fn go(&mut self) -> Next {
-        Next::Go(vec![Vec::new(); self.nodes().len()])
+        let clock = |node| bytes(&self.clocks.get(node).copied().flatten());
+        Next::Go((0..self.nodes().len()).map(clock).collect())
     }
 
     /// This node's answer to the first question.
@@ -246,6 +259,13 @@ impl<'a> Rounds<'a> {
                 }
             }
         }
+        self.clocks = reports
+            .iter()
+            .map(|report| {
+                let (offset, uncertainty) = clock_offset(report.clock?, self.asked_at, answered);
+                Some((offset.try_into().ok()?, uncertainty.try_into().ok()?))
+            })
+            .collect();
         found.extend(compare(&reports));
         found.extend(self.endpoint(&brought));
         if let Some(stop) = self.judge(found) {

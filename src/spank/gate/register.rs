@@ -88,7 +88,6 @@ impl<'a> Register<'a> {
 
     /// Writes by how much this node's clock is ahead of the one of rank 0's node, and how
     /// wrong that may be, in nanoseconds.
-    #[allow(dead_code, reason = "the pre-flight compares clocks")]
     pub fn compare_clock(self, offset: i64, uncertainty: u64) {
         put(self.words, OFFSET, offset.cast_unsigned());
         put(self.words, UNCERTAINTY, uncertainty);
