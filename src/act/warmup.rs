@@ -739,6 +739,23 @@ mod tests {
         family_is_gone(&place);
     }
 
+    /// A task has SIGPIPE as it comes, and a test has not.
+    #[test]
+    fn the_task_goes_on_after_it() {
+        let place = Place::new();
+        let told = crate::system::child::run(Duration::from_secs(30), || {
+            // SAFETY: no handler is set.
+            unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+            let (mut warmup, _) = start(place.spec("echo done", 60));
+            let end = outcome(&mut warmup).end;
+            // The supervisor has ended by then.
+            std::thread::sleep(Duration::from_millis(300));
+            drop(warmup);
+            format!("{end:?}").into_bytes()
+        });
+        assert_eq!(told.unwrap(), b"Exited(0)");
+    }
+
     /// As by scancel: it ends by that signal, but not before it has put back what it has.
     #[test]
     fn asked_to_end_it_ends_what_it_has_started_first() {

@@ -40,6 +40,8 @@ pub struct Supervisor {
     pid: libc::pid_t,
     /// Ours alone: its end is how the supervisor learns of ours.
     line: Option<OwnedFd>,
+    /// Its other end, so that a word to a supervisor that has ended is no SIGPIPE for us.
+    _other_end: OwnedFd,
     ended: Option<End>,
 }
 
@@ -92,7 +94,7 @@ impl Supervisor {
         // Here too: it may be ended before it has come so far.
         // SAFETY: takes numbers; our own child.
         unsafe { libc::setpgid(pid, pid) };
-        Ok(Supervisor { pid, line: Some(held), ended: None })
+        Ok(Supervisor { pid, line: Some(held), _other_end: line, ended: None })
     }
 
     /// Lets it end, with all that it has started. Does not wait.
