@@ -85,6 +85,9 @@ type Print = unsafe extern "C" fn(*mut libc::FILE, *mut c_void, c_int);
 type Free = unsafe extern "C" fn(*mut c_void);
 type SrunPorts = unsafe extern "C" fn() -> *const u16;
 type NodeAddr = unsafe extern "C" fn(*const c_char) -> *mut c_char;
+type PrintConf = unsafe extern "C" fn(*mut libc::FILE, *mut c_void);
+type ConfLock = unsafe extern "C" fn() -> *mut c_void;
+type ConfUnlock = unsafe extern "C" fn();
 
 /// The table of the host's functions; absent ones are `None`.
 #[derive(Debug, Clone, Copy)]
@@ -615,21 +618,68 @@ fn node_address_from_controller(name: &CStr) -> Option<String> {
     text.and_then(|text| word_of(&text, "NodeAddr=").next().map(String::from))
 }
 
+/// slurm.conf as this program goes by it, in the form of `scontrol show config`; read
+/// once. Nothing is asked of the controller: srun has it in its memory.
+pub fn controller_conf() -> Option<&'static str> {
+    static TEXT: OnceLock<Option<String>> = OnceLock::new();
+    TEXT.get_or_init(|| {
+        // SAFETY: signatures of slurm.h and src/common/read_config.h.
+        let (print, lock, unlock) = unsafe {
+            (
+                find::<PrintConf>(c"slurm_print_ctl_conf")?,
+                find::<ConfLock>(c"slurm_conf_lock")?,
+                find::<ConfUnlock>(c"slurm_conf_unlock")?,
+            )
+        };
+        // SAFETY: takes nothing; reads the file if that has not been done, and gives the
+        // structure, which is static.
+        let conf = unsafe { lock() };
+        // SAFETY: locked above, in this thread. Nobody in srun reads the file again, and
+        // the printer may want the lock for itself.
+        unsafe { unlock() };
+        if conf.is_null() {
+            return None;
+        }
+        // SAFETY: the printer of that structure, whose fields are left to it.
+        unsafe { written(|stream| print(stream, conf)) }
+    })
+    .as_deref()
+}
+
+/// The value of `name` there.
+pub fn conf_value(name: &str) -> Option<&'static str> {
+    value_in_conf(controller_conf()?, name)
+}
+
+fn value_in_conf<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let values = text.lines().filter_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix('='));
+    values.map(str::trim).find(|value| !value.is_empty() && *value != "(null)")
+}
+
 /// What `print` writes of `message`.
 ///
 /// # Safety
 /// `print` is the printer of that kind of message.
 unsafe fn printed(print: Print, message: *mut c_void) -> Option<String> {
+    // SAFETY: an open stream, and a message of this printer's.
+    unsafe { written(|stream| print(stream, message, 1)) }
+}
+
+/// What `write` writes to a stream.
+///
+/// # Safety
+/// `write` only writes to it.
+unsafe fn written(write: impl FnOnce(*mut libc::FILE)) -> Option<String> {
     let (mut text, mut length): (*mut c_char, usize) = (std::ptr::null_mut(), 0);
     // SAFETY: both pointers outlive the stream.
     let stream = unsafe { libc::open_memstream(&raw mut text, &raw mut length) };
     if stream.is_null() {
         return None;
     }
-    // SAFETY: an open stream and a message of this printer's; after fclose `text`
-    // is null or a C string that is ours to free.
+    write(stream);
+    // SAFETY: an open stream; after fclose `text` is null or a C string that is ours to
+    // free.
     unsafe {
-        print(stream, message, 1);
         libc::fclose(stream);
         let copy = owned(text);
         libc::free(text.cast());
@@ -659,6 +709,7 @@ mod tests {
         assert!(Layout::of(1, 0).is_none());
         assert_eq!(node_address("n1"), None);
         assert!(srun_ports().is_none() && handle.exit_status().is_err());
+        assert_eq!(controller_conf(), None);
         log("nobody hears this");
     }
 
@@ -670,5 +721,9 @@ mod tests {
         let line = "JobId=7 ReqNodeList=(null) ExcNodeList=n9 NodeList=n[1-2] BatchHost=n1";
         assert_eq!(word_of(line, "NodeList=").collect::<Vec<_>>(), ["n[1-2]"]);
         assert_eq!(word_of("JobId=7 NodeList=(null)", "NodeList=").next(), None);
+        let conf = "Configuration data as of 1\nKillOnBadExit           = 0\nKillWait                = 30 sec\nEpilog = (null)\n";
+        assert_eq!(value_in_conf(conf, "KillOnBadExit"), Some("0"));
+        assert_eq!(value_in_conf(conf, "KillWait"), Some("30 sec"));
+        assert_eq!((value_in_conf(conf, "Epilog"), value_in_conf(conf, "Kill")), (None, None));
     }
 }
