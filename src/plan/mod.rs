@@ -11,6 +11,7 @@ mod container;
 pub mod environment;
 pub mod exits;
 pub mod fabric;
+pub mod failure;
 pub mod gids;
 pub mod launch;
 pub mod launcher;
