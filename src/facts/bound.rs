@@ -35,15 +35,20 @@ impl UserBound {
     /// they do not stand at the end, all words count, and what is bound by chance
     /// merely stays as it is.
     pub fn of(words: &[String], command: &[String], environment: &Environment) -> UserBound {
-        // The command's first word may differ: --bcast makes it the copy's path.
-        let arguments = command.get(1..).filter(|arguments| words.len() > command.len() && words.ends_with(arguments));
-        let options = match arguments {
-            Some(arguments) => &words[..words.len() - arguments.len() - 1],
-            None => words,
-        };
-        let options = options.get(1..).unwrap_or_default();
+        let options = options(words, command);
         UserBound { cpu: CPU.made(options, environment), mem: MEM.made(options, environment) }
     }
+}
+
+/// The words that are srun's own, without its name.
+pub(super) fn options<'a>(words: &'a [String], command: &[String]) -> &'a [String] {
+    // The command's first word may differ: --bcast makes it the copy's path.
+    let arguments = command.get(1..).filter(|arguments| words.len() > command.len() && words.ends_with(arguments));
+    let options = match arguments {
+        Some(arguments) => &words[..words.len() - arguments.len() - 1],
+        None => words,
+    };
+    options.get(1..).unwrap_or_default()
 }
 
 impl Choice {

@@ -20,7 +20,7 @@ pub enum ChildError {
 
 /// The longest answer. One that a pipe does not hold is read while the child
 /// writes.
-const ANSWER_MAX: usize = 512 * 1024;
+pub(super) const ANSWER_MAX: usize = 512 * 1024;
 
 /// Ends each answer: half a one, of a child that was killed while it wrote, must
 /// not pass for the whole.
@@ -205,7 +205,7 @@ pub(super) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Adds to `answer` until its end.
-fn read_until(reader: &OwnedFd, answer: &mut Vec<u8>, end: Instant) -> io::Result<()> {
+pub(super) fn read_until(reader: &OwnedFd, answer: &mut Vec<u8>, end: Instant) -> io::Result<()> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
         // Rounded up, so that the last poll does not spin.

@@ -12,6 +12,7 @@ pub mod limits;
 pub mod log;
 pub mod mempolicy;
 pub mod output;
+pub mod program;
 pub mod random;
 pub mod resolver;
 pub mod shared;

@@ -46,6 +46,13 @@ pub(super) const RULES: &[Rule] = &[
         gpus_of_others,
     ),
     Rule::new(
+        "kill-on-bad-exit",
+        Phase::Launch,
+        Severity::Info,
+        "a step of several ranks that goes on when one of them or a node fails; in srun only",
+        goes_on_after_a_failure,
+    ),
+    Rule::new(
         "deepspeed-five",
         Phase::Launch,
         Severity::Warning,
@@ -74,6 +81,31 @@ pub(super) const RULES: &[Rule] = &[
         tensor_parallel_connections,
     ),
 ];
+
+/// A rank that waits for one that has ended waits until its library gives up, if it does.
+fn goes_on_after_a_failure(subject: &Subject, findings: &mut Findings) {
+    let several = subject.tasks.filter(|tasks| *tasks > 1);
+    let trains = subject.shape.is_some_and(|shape| shape != Shape::Shell);
+    let (Some(policy), Some(tasks), true) = (subject.policy, several, trains) else {
+        return;
+    };
+    let what = if subject.shape == Some(Shape::Agent) { "launchers" } else { "ranks" };
+    // Of the variables kill-on-bad tells.
+    if policy.no_kill && subject.several_nodes() && subject.value("SLURM_NO_KILL").is_none() {
+        findings.inform(
+            format!(
+                "--no-kill: if a node or a rank fails, the other {what} go on, also with -K, and may wait for it until the \
+                 time limit"
+            ),
+            "leave --no-kill out, or give kill-on-bad-exit=off to --palingenesis where that is meant",
+        );
+    } else if policy.kill == Some(false) && policy.wait == Some(0) && subject.value("SLURM_KILL_BAD_EXIT").is_none() {
+        findings.inform(
+            format!("if one of the {tasks} {what} fails, the others go on, and may wait for it until the time limit"),
+            "add -K (--kill-on-bad-exit) to srun, or kill-on-bad-exit=off to --palingenesis where that is meant",
+        );
+    }
+}
 
 fn tasks_are_ranks(subject: &Subject) -> bool {
     subject.shape.is_some_and(Shape::tasks_are_ranks)

@@ -4,6 +4,7 @@
 use super::From;
 use super::node_examples::World;
 use crate::facts::Step;
+use crate::facts::policy::Policy;
 use crate::plan::{Severity, Shape, Warning};
 
 const TWO: &str = "n[1-2]";
@@ -35,11 +36,29 @@ fn lightning() -> World {
     World::new(TWO).command("python train.py --trainer pytorch_lightning")
 }
 
+/// As srun was asked, with slurm.conf's word where its own say nothing.
+fn srun(kill: bool, no_kill: bool, wait: u32) -> World {
+    let policy = Policy { kill: Some(kill), no_kill, wait: Some(wait), labelled: false };
+    World::new(TWO).with(|world| world.policy = Some(policy))
+}
+
 /// Each check with a bad example (true) and a good one, and what it found there.
 pub(super) fn examples() -> Vec<(&'static str, bool, Vec<Warning>)> {
     let agent = |command: &str| laid_out("1").command(command).with(|world| world.shape = Shape::Agent);
     let megatron = "python pretrain_gpt.py --tensor-model-parallel-size 2";
     let table: Vec<(&'static str, bool, World)> = vec![
+        ("kill-on-bad-exit", true, srun(false, false, 0)),
+        ("kill-on-bad-exit", true, srun(true, true, 0)),
+        ("kill-on-bad-exit", true, srun(false, false, 0).with(|world| world.shape = Shape::Agent)),
+        ("kill-on-bad-exit", false, srun(true, false, 0)),
+        // --wait ends them.
+        ("kill-on-bad-exit", false, srun(false, false, 60)),
+        ("kill-on-bad-exit", false, srun(false, false, 0).with(|world| world.shape = Shape::Shell)),
+        ("kill-on-bad-exit", false, srun(false, false, 0).command("hostname")),
+        // kill-on-bad tells of them.
+        ("kill-on-bad-exit", false, srun(false, false, 0).set("SLURM_KILL_BAD_EXIT", "0")),
+        ("kill-on-bad-exit", false, srun(true, true, 0).set("SLURM_NO_KILL", "1")),
+        ("kill-on-bad-exit", false, World::new(TWO)),
         // srun -m cyclic on two nodes.
         ("dist-not-block", true, World::new(TWO).set("SLURM_GTIDS", "0,2,4,6,8,10,12,14")),
         ("dist-not-block", false, World::new(TWO).set("SLURM_GTIDS", "0,1,2,3,4,5,6,7")),
@@ -193,4 +212,21 @@ fn no_gpu_at_all_is_an_error_where_the_task_was_given_some() {
     let message = &found[0].message;
     assert!(message.contains("no GPU of n1, which has 8, where its step has 8"), "{message}");
     assert!(message.contains("8 of its 8 GPUs may not be opened"), "{message}");
+}
+
+/// slurm.conf(5), KillOnBadExit, and srun(1), --kill-on-bad-exit: with the default the
+/// other processes continue to run.
+#[test]
+fn what_happens_when_one_rank_fails_is_told_with_the_option_that_changes_it() {
+    let found = srun(false, false, 0).found("kill-on-bad-exit");
+    assert_eq!(found[0].severity, Severity::Info);
+    assert!(found[0].message.contains("one of the 16 ranks fails"), "{found:?}");
+    assert!(found[0].cure.contains("add -K (--kill-on-bad-exit)"), "{found:?}");
+    let found = srun(false, true, 0).found("kill-on-bad-exit");
+    assert!(found.len() == 1 && found[0].message.starts_with("--no-kill: if a node or a rank fails"), "{found:?}");
+    let one = World::new("n1").with(|world| {
+        world.step = Step::described("n1", "1", 0, 44, 0).unwrap();
+        world.policy = Some(Policy { kill: Some(false), wait: Some(0), ..Policy::default() });
+    });
+    assert!(one.found("kill-on-bad-exit").is_empty());
 }

@@ -24,6 +24,7 @@ pub(super) mod version;
 use serde_json::json;
 
 use crate::config::{CheckLevel, Settings};
+use crate::facts::policy::Policy;
 use crate::facts::{NodeFacts, Step, TaskFacts};
 
 use super::{Plan, Severity, Shape, Warning};
@@ -257,6 +258,9 @@ pub struct Subject<'a> {
     pub node: Option<&'a NodeFacts>,
     /// The task.
     pub task: Option<&'a TaskFacts>,
+    /// What srun does when a rank or node fails, with slurm.conf's word where its own say
+    /// nothing; in srun only.
+    pub policy: Option<Policy>,
 }
 
 impl<'a> Subject<'a> {
@@ -273,6 +277,7 @@ impl<'a> Subject<'a> {
             step: None,
             node: None,
             task: None,
+            policy: None,
         }
     }
 

@@ -4,6 +4,7 @@
 use super::{From, Phase, Subject, Value, look};
 use crate::config::{Settings, Source};
 use crate::facts::netdevs::NetKind;
+use crate::facts::policy::Policy;
 use crate::facts::rdma::tests::rdma_port as port;
 use crate::facts::rdma::{GidRow, LinkLayer};
 use crate::facts::{NetDevice, NodeFacts, RdmaPort, Step, TaskFacts};
@@ -19,6 +20,7 @@ pub(super) struct World {
     pub spec: &'static str,
     pub node: NodeFacts,
     pub task: TaskFacts,
+    pub policy: Option<Policy>,
 }
 
 impl World {
@@ -37,6 +39,7 @@ impl World {
                 ..NodeFacts::default()
             },
             task: TaskFacts::default(),
+            policy: None,
         }
     }
 
@@ -81,6 +84,7 @@ impl World {
             step: Some(&self.step),
             node: Some(&self.node),
             task: Some(&self.task),
+            policy: self.policy,
             ..Subject::of_values(&self.values, &settings)
         };
         look(&subject, &[Phase::Environment, Phase::Launch, Phase::Node])

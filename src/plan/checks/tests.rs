@@ -56,6 +56,7 @@ const KNOWN_MISTAKES: &[&str] = &[
     "maxconn-tp",
     "maxconn-blackwell",
     "launch-blocking",
+    "kill-on-bad-exit",
     "gpus-per-task",
     "gpus-none",
     "gpus-fewer",

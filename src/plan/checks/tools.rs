@@ -2,7 +2,8 @@
 //! one needs no more than that.
 
 /// Checks of what a training needs of its node and layout.
-pub(super) const NEEDS_NOT: [&str; 14] = [
+pub(super) const NEEDS_NOT: [&str; 15] = [
+    "kill-on-bad-exit",
     "gpus-none",
     "gpus-fewer",
     "gpus-foreign",
