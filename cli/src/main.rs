@@ -5,6 +5,7 @@ mod archive;
 mod doctor;
 mod explain;
 mod node;
+mod report;
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
@@ -44,12 +45,16 @@ enum Command {
     /// Checks the site file and prints what it means.
     #[command(after_help = doctor::ABOUT)]
     Doctor(doctor::Arguments),
+    /// Prints which rank of a job failed first, from what its srun kept.
+    #[command(after_help = report::ABOUT)]
+    Report(report::Arguments),
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -8,4 +8,5 @@ pub mod exits;
 pub mod key;
 pub mod launch;
 pub mod preflight;
+pub mod rundir;
 pub mod warmup;

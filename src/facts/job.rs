@@ -7,12 +7,12 @@
 /// A job, or a component of one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Job {
+    /// HetJobId: the first component's number, in a het job.
+    pub het: Option<u32>,
     /// JobState.
     pub state: String,
     /// Reason.
     pub reason: String,
-    /// ExitCode is not 0:0.
-    pub failed: bool,
     /// EndTime, seconds since 1970, where it is known: of a running job the one to come.
     pub end: Option<u64>,
     /// PreemptTime, where it was preempted.
@@ -27,9 +27,9 @@ pub fn jobs(text: &str) -> Vec<Job> {
         .map(|line| {
             let value = |name: &'static str| values(line, name).next();
             Job {
+                het: value("HetJobId=").and_then(|id| id.parse().ok()),
                 state: value("JobState=").unwrap_or_default().into(),
                 reason: value("Reason=").unwrap_or_default().into(),
-                failed: value("ExitCode=").is_some_and(|code| code != "0:0"),
                 end: value("EndTime=").and_then(time),
                 preempted: value("PreemptTime=").and_then(time),
             }
@@ -60,12 +60,13 @@ mod tests {
         let text = "JobId=2 JobName=b.sh UserId=trainer(1001) Priority=4294901758 JobState=COMPLETING Reason=None \
                     Dependency=(null) Requeue=1 Restarts=0 ExitCode=0:0 RunTime=00:00:01 StartTime=1796031702 \
                     EndTime=1796031703 Deadline=N/A PreemptEligibleTime=1796031702 PreemptTime=None NodeList=n1\n\n\
-                    JobId=3 JobState=RUNNING Reason=None ExitCode=1:0 EndTime=Unknown PreemptTime=1796031800 Command=a JobId=9\n";
+                    JobId=3 HetJobId=2 HetJobOffset=1 JobState=RUNNING Reason=None ExitCode=1:0 EndTime=Unknown PreemptTime=1796031800 Command=a JobId=9\n";
         let found = jobs(text);
         assert_eq!(found.len(), 2);
-        assert_eq!((found[0].state.as_str(), found[0].reason.as_str(), found[0].failed), ("COMPLETING", "None", false));
+        assert_eq!((found[0].state.as_str(), found[0].reason.as_str()), ("COMPLETING", "None"));
         assert_eq!((found[0].end, found[0].preempted), (Some(1_796_031_703), None));
-        assert_eq!((found[1].failed, found[1].end, found[1].preempted), (true, None, Some(1_796_031_800)));
+        assert_eq!((found[0].het, found[1].het), (None, Some(2)));
+        assert_eq!((found[1].end, found[1].preempted), (None, Some(1_796_031_800)));
         assert!(jobs("slurm_load_jobs error: Invalid job id specified\n").is_empty());
         let nodes = "NodeName=n1 Arch=x86_64 CPUAlloc=4 State=ALLOCATED ThreadsPerCore=1\n\
                      NodeName=n2 State=ALLOCATED* Reason=x\nNodeName=n3 State=DOWN+NOT_RESPONDING\nNodeName=n4 State=IDLE+DRAIN\n";

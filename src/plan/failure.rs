@@ -18,6 +18,7 @@ pub use text::report;
 use serde::{Deserialize, Serialize};
 
 use crate::facts::exit::{Ended, ExitRecord, Oom};
+use crate::facts::job::Job;
 
 const MS: i64 = 1_000_000;
 const SECOND: i64 = 1000 * MS;
@@ -56,6 +57,69 @@ pub struct StepEnd {
     /// srun's `--wait`, where given, in seconds: the ranks left are ended so long after
     /// the first one's end.
     pub wait: Option<u32>,
+}
+
+/// What is known beside a step's end of where it ran.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Circumstances {
+    /// The job is not srun's own: it was there before, and goes on without it.
+    pub in_allocation: bool,
+    /// KillWait of slurm.conf, in seconds.
+    pub kill_wait: u32,
+    /// SlurmdTimeout, in seconds.
+    pub node_timeout: u32,
+    /// The time, in nanoseconds since 1970.
+    pub now_ns: u64,
+}
+
+impl StepEnd {
+    /// With what the controller says of the job, and of nodes that sent no record and do
+    /// not answer it.
+    pub fn told(mut self, jobs: &[Job], lost: Vec<String>, around: Circumstances) -> StepEnd {
+        let ended = jobs.iter().find_map(|job| Some((ending(job, around.in_allocation)?, job)));
+        // srun's hook knows whichever component came first; people know the first one.
+        self.job = jobs.iter().find_map(|job| job.het).unwrap_or(self.job);
+        self.lost = lost;
+        self.before = around.kill_wait;
+        (self.ended, self.ended_ns) = match ended {
+            // The job's time is that of its end, which comes after the grace of preemption.
+            Some((ending, job)) => {
+                let end = job.preempted.or(job.end).filter(|_| ending != Ending::Requeued);
+                (Some(ending), end.map(|end| end.saturating_mul(SECOND as u64)))
+            }
+            // The controller has not missed it yet.
+            None if !self.lost.is_empty() => (Some(Ending::NodeFailure), Some(around.now_ns)),
+            None => (None, None),
+        };
+        if !self.lost.is_empty() || self.ended == Some(Ending::NodeFailure) {
+            // Slurm looks in turns, the longer the timeout the rarer: with 10 s it missed a
+            // node after 25 (measured with 22.05.8).
+            self.before = self.before.max(around.node_timeout.saturating_mul(2).saturating_add(30));
+        }
+        self
+    }
+}
+
+/// Who ended the job, where it was not its ranks. While its processes end a job is
+/// COMPLETING, and only its reason may tell why.
+fn ending(job: &Job, in_allocation: bool) -> Option<Ending> {
+    if job.preempted.is_some() {
+        return Some(Ending::Preempted);
+    }
+    let state = job.state.split(['+', ',']).next().unwrap_or_default();
+    match (state, job.reason.as_str()) {
+        ("TIMEOUT", _) | ("COMPLETING", "TimeLimit") => Some(Ending::TimeLimit),
+        ("DEADLINE", _) | ("COMPLETING", "DeadLine") => Some(Ending::Deadline),
+        ("PREEMPTED", _) => Some(Ending::Preempted),
+        ("NODE_FAIL" | "BOOT_FAIL", _) | ("COMPLETING", "NodeDown" | "NodeFail") => Some(Ending::NodeFailure),
+        ("PENDING" | "REQUEUED" | "REQUEUE_HOLD" | "REQUEUE_FED" | "SPECIAL_EXIT", _)
+        | ("COMPLETING", "BeginTime" | "JobHeldAdmin" | "JobHeldUser") => Some(Ending::Requeued),
+        ("CANCELLED", _) => Some(Ending::Cancelled),
+        // While its srun runs, a job is completing only where somebody ended it. An srun
+        // with an allocation of its own has given it back by now, with the reason.
+        ("COMPLETING", reason) if in_allocation || reason == "None" => Some(Ending::Cancelled),
+        _ => None,
+    }
 }
 
 /// What ended a job from outside.
@@ -107,6 +171,29 @@ pub enum Verdict<'a> {
         /// How they ended.
         all: Others,
     },
+}
+
+impl Verdict<'_> {
+    /// In one word, for programs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Verdict::Nothing => "nothing",
+            Verdict::First { .. } => "first",
+            Verdict::Set { .. } => "set",
+            Verdict::Nobody { .. } => "nobody",
+        }
+    }
+
+    /// The ranks named, in order.
+    pub fn ranks(&self) -> Vec<u32> {
+        let mut ranks: Vec<u32> = match self {
+            Verdict::First { first, .. } => vec![first.rank],
+            Verdict::Set { set, .. } => set.iter().map(|record| record.rank).collect(),
+            Verdict::Nothing | Verdict::Nobody { .. } => Vec::new(),
+        };
+        ranks.sort_unstable();
+        ranks
+    }
 }
 
 /// Who ended ranks that did not fail by themselves.
@@ -349,8 +436,7 @@ fn named<'a>(mut heads: Vec<&'a ExitRecord>, all: &[&'a ExitRecord]) -> Verdict<
 }
 
 fn unordered(set: &[&ExitRecord]) -> Unordered {
-    let nodes = |record: &&ExitRecord| set.iter().any(|other| other.node != record.node);
-    if !set.iter().any(|record| nodes(&record)) {
+    if set.windows(2).all(|pair| pair[0].node == pair[1].node) {
         return Unordered::SameNode;
     }
     let open: Option<Vec<i64>> = set.iter().map(|record| open(record)).collect();
@@ -382,9 +468,7 @@ fn by_themselves<'a>(all: &[&'a ExitRecord], step: &StepEnd) -> Verdict<'a> {
     // Slurm ends ranks by SIGTERM, and by SIGKILL only KillWait later: a rank killed while
     // others still end was singled out, whatever those end with.
     let heads = earliest(all);
-    let kill = |record: &&&ExitRecord| {
-        class(record) == Class::Outside && signal(record) == Some(libc::SIGKILL) && open(record).is_some()
-    };
+    let kill = |record: &&&ExitRecord| class(record) == Class::Outside && signal(record) == Some(libc::SIGKILL);
     let killed: Vec<&ExitRecord> = heads.iter().filter(kill).copied().collect();
     if !killed.is_empty() && few(&killed, killed.len() == all.len(), step) {
         return named(killed, all);

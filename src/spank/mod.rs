@@ -8,6 +8,7 @@
 //! told in task_init, the only hook whose failure ends the step with a message
 //! and harms nothing else.
 
+mod ending;
 mod exits;
 mod fault;
 mod ffi;

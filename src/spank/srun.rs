@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::host::{self, CommandLineOption, Handle, Layout};
 use super::kept::{self, lock};
-use super::{Arguments, Failure, exits};
+use super::{Arguments, Failure, ending, exits};
 use crate::EXIT_REFUSED;
 use crate::act::key::Key;
 use crate::config::site::Site;
@@ -24,7 +24,7 @@ use crate::facts::{Environment, User, container, hostlist};
 use crate::plan::checks::{self, From, Phase, Subject, Value};
 use crate::plan::marks::Marks;
 use crate::plan::rendezvous::{check_given_host, given_host, given_port, unresolvable};
-use crate::plan::{Refusal, Severity, Warning, launch, worker};
+use crate::plan::{Refusal, Severity, Shape, Warning, launch, worker};
 use crate::report;
 use crate::system::output::{stdin_is_terminal, to_stderr, to_stdout};
 
@@ -302,6 +302,7 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     if let Some(line) = kept::first() {
         refuse(&line);
     }
+    ending::look_around(&environment);
     let settings = merged(&given, site.as_ref(), &environment);
     let exported = exported(&environment);
     given_port(&settings, &exported).map_err(Failure::refused)?;
@@ -492,6 +493,8 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
         return Ok(());
     }
     let command = handle.command().unwrap_or_default();
+    let policy = ending::policy(&words(), &command, &Environment::of_process());
+    ending::expect(handle, &settings, policy);
     if !het() {
         hand_over_bound(&command, &Environment::of_process());
     }
@@ -502,6 +505,9 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
     worker::check_multi_prog(&settings, &command, multi_prog).map_err(Failure::refused)?;
     let environment = Environment::of_process();
     let layout = if het() { None } else { Layout::of(job, step) };
+    if let Some(layout) = &layout {
+        ending::look_nodes_up(layout);
+    }
     let node = layout.as_ref().and_then(|layout| layout.node_of(0));
     if let Some(node) = &node {
         hand_over(HOST, node);
@@ -532,12 +538,17 @@ pub fn local_user_init(handle: Handle) -> Result<(), Failure> {
     let values = values(&exported(&environment));
     let pty = environment.get("SLURM_PTY_PORT").is_some();
     let most = most_on_a_node(handle, layout.as_ref());
+    let shape = launch::shape(&settings, &command, pty, stdin_is_terminal(), most == Some(1));
+    if shape == Shape::Agent {
+        ending::has_launchers();
+    }
     let subject = Subject {
         command: &command,
         nodes: handle.nodes().ok(),
         tasks: handle.tasks().ok(),
         tasks_on_a_node: most,
-        shape: Some(launch::shape(&settings, &command, pty, stdin_is_terminal(), most == Some(1))),
+        shape: Some(shape),
+        policy: Some(policy),
         ..Subject::of_values(&values, &settings)
     };
     check(&subject, Phase::Launch)
@@ -557,7 +568,7 @@ fn most_on_a_node(handle: Handle, layout: Option<&Layout>) -> Option<u32> {
 
 /// srun, sbatch, salloc: the end. Slurm unloads us; what we hold would be lost.
 pub fn exit() {
-    exits::collect();
+    ending::report(exits::collect());
     *lock(&GIVEN) = None;
     *lock(&APART_GIVEN) = [const { None }; APART.len()];
     *lock(&SETTINGS) = None;

@@ -5,6 +5,7 @@
 pub mod access;
 pub mod affinity;
 pub mod child;
+pub mod clock;
 pub mod dropped;
 pub mod folder;
 pub mod interfaces;

@@ -61,13 +61,7 @@ fn job_ended(ending: Ending, ms: u64, before: u32) -> StepEnd {
 
 /// The ranks named.
 fn who(records: &[ExitRecord], step: &StepEnd) -> Vec<u32> {
-    let mut ranks: Vec<u32> = match judge(records, step) {
-        Verdict::First { first, .. } => vec![first.rank],
-        Verdict::Set { set, .. } => set.iter().map(|record| record.rank).collect(),
-        Verdict::Nothing | Verdict::Nobody { .. } => Vec::new(),
-    };
-    ranks.sort_unstable();
-    ranks
+    judge(records, step).ranks()
 }
 
 fn words(records: &[ExitRecord], step: &StepEnd) -> String {
@@ -219,7 +213,11 @@ fn all_at_once_is_a_set_and_said_in_one_line() {
     assert!(text.starts_with("10 of 16 ranks failed in the same moment (3-12), within 0.00 s"), "{text}");
     let two = [exit(5, 1, 0), signalled(9, libc::SIGSEGV, 40)];
     let text = words(&two, &step());
-    for part in ["one of 2 ranks failed first", "rank 5 (n2, local rank 1, GPU 1): exit code 1; rank 9", "SIGSEGV"] {
+    for part in [
+        "which of 2 ranks failed first cannot be told",
+        "rank 5 (n2, local rank 1, GPU 1): exit code 1; rank 9",
+        "SIGSEGV",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
@@ -276,6 +274,9 @@ fn one_rank_that_somebody_kills_is_named_and_so_is_where_to_look() {
         for (code, ms) in [(1, 3000), (1, 1020), (143, 3000), (143, 1080)] {
             let mut records = others(&[5], |rank| exit(rank, code, ms + u64::from(rank)));
             records.push(ExitRecord { oom: Oom::Unknown, ..ended(5, kind, 1000) });
+            if code == 143 {
+                records.iter_mut().for_each(|record| record.clock = None);
+            }
             assert_eq!(who(&records, &step()), [5], "{kind:?} {code} {ms}");
             let text = words(&records, &step());
             assert!(text.starts_with("rank 5 (n2, local rank 1, GPU 1) was ended first, by somebody else:"), "{text}");
@@ -327,7 +328,7 @@ fn nobody_is_blamed_where_the_job_was_ended() {
             assert_eq!(who(&records, &step), [0u32; 0], "{ending:?} {round}: {records:#?}");
             let text = words(&records, &step);
             assert!(text.starts_with("no rank failed by itself: ") && text.contains(said), "{text}");
-            assert!(text.contains("; of 16 ") && text.contains(" ended: "), "{text}");
+            assert!(text.contains(" of 16 ended: "), "{text}");
         }
     }
 }
@@ -358,6 +359,11 @@ fn a_signal_to_all_is_nobody_s_failure() {
     let all = others(&[], |rank| signalled(rank, libc::SIGTERM, 1000 + u64::from(rank)));
     assert_eq!(who(&all, &step()), [0u32; 0]);
     assert!(words(&all, &step()).contains("a signal to all of them"), "{}", words(&all, &step()));
+    // As scancel ends a step (measured with 22.05.8), which tells no clock.
+    let mut all = others(&[], |rank| signalled(rank, libc::SIGKILL, 1000 + u64::from(rank)));
+    assert_eq!(who(&all, &step()), [0u32; 0]);
+    all.iter_mut().for_each(|record| record.clock = None);
+    assert_eq!(who(&all, &step()), [0u32; 0]);
     // Some of them deal with it and end seconds later.
     let mut some = others(&[1, 2], |rank| exit(rank, 143, 1000));
     some.extend([exit(1, 1, 4000), exit(2, 1, 4000)]);
@@ -422,4 +428,49 @@ fn many_ranks_take_no_time() {
     let step = StepEnd { ranks: 16_000, nodes: 4000, ..step() };
     assert!(!who(&records, &step).is_empty());
     assert!(start.elapsed() < std::time::Duration::from_secs(20));
+}
+
+/// The states that scontrol shows while srun ends; measured with Slurm 22.05.8 for
+/// cancellation and time limit.
+#[test]
+fn the_job_s_state_tells_who_ended_it() {
+    let around = Circumstances { in_allocation: true, kill_wait: 30, node_timeout: 300, now_ns: NOON };
+    let own = Circumstances { in_allocation: false, ..around };
+    let job = |state: &str, reason: &str| Job {
+        state: state.into(),
+        reason: reason.into(),
+        end: Some(NOON / S),
+        ..Job::default()
+    };
+    let told = |job: Job, around| step().told(&[job], Vec::new(), around);
+    for (state, reason, ending) in [
+        ("CANCELLED", "None", Some(Ending::Cancelled)),
+        ("COMPLETING", "None", Some(Ending::Cancelled)),
+        ("COMPLETING", "TimeLimit", Some(Ending::TimeLimit)),
+        ("TIMEOUT", "TimeLimit", Some(Ending::TimeLimit)),
+        ("PREEMPTED", "None", Some(Ending::Preempted)),
+        ("NODE_FAIL", "None", Some(Ending::NodeFailure)),
+        ("DEADLINE", "DeadLine", Some(Ending::Deadline)),
+        ("PENDING", "BeginTime", Some(Ending::Requeued)),
+        ("RUNNING", "None", None),
+        ("FAILED", "NonZeroExitCode", None),
+        ("COMPLETED", "None", None),
+        ("", "", None),
+    ] {
+        assert_eq!(told(job(state, reason), around).ended, ending, "{state} {reason}");
+    }
+    // srun's own allocation, which it has given back.
+    for (reason, ending) in [("NonZeroExitCode", None), ("JobLaunchFailure", None), ("None", Some(Ending::Cancelled))] {
+        assert_eq!(told(job("COMPLETING", reason), own).ended, ending, "{reason}");
+    }
+    // In the grace before it is ended.
+    let warned = Job { preempted: Some(NOON / S - 60), ..job("RUNNING", "None") };
+    let end = told(warned, around);
+    assert_eq!((end.ended, end.ended_ns, end.before), (Some(Ending::Preempted), Some(NOON - 60 * S), 30));
+    // A node that the controller has not missed yet.
+    let end = step().told(&[job("RUNNING", "None")], vec!["n2".into()], around);
+    assert_eq!((end.ended, end.ended_ns, end.before), (Some(Ending::NodeFailure), Some(NOON), 630));
+    assert_eq!(step().told(&[], Vec::new(), around).ended, None);
+    let component = Job { het: Some(43), ..job("RUNNING", "None") };
+    assert_eq!(told(component, around).job, 43);
 }

@@ -200,7 +200,7 @@ fn of_set(set: &[&ExitRecord], why: Unordered, step: &StepEnd, clock: &dyn Fn(u6
         list.push(format!("and {} more", set.len() - MOST_NAMED));
     }
     format!(
-        "one of {} {what} {did} first, which of them cannot be told ({limits}); within {within} at {when}: {}",
+        "which of {} {what} {did} first cannot be told ({limits}); within {within} at {when}: {}",
         set.len(),
         list.join("; ")
     )
@@ -250,7 +250,7 @@ fn of_nobody(by: Outside, all: &Others, step: &StepEnd) -> String {
         Outside::Signal => "a signal to all of them, as scancel, an interrupt or the step's time limit send it".into(),
     };
     let what = if step.agents { "task" } else { "rank" };
-    format!("no {what} failed by itself: {who}; of {} {} ended: {}", step.ranks, all.count(), counted(all))
+    format!("no {what} failed by itself: {who}; {} of {} ended: {}", all.count(), step.ranks, counted(all))
 }
 
 /// What to do next, in one line.
