@@ -204,6 +204,9 @@ pub struct Said {
     pub out: String,
     /// Its standard error.
     pub err: String,
+    /// Lines of its standard error that tell of a step without -K, which most tests' steps
+    /// are: they are left out of `err`.
+    pub of_no_kill: usize,
     /// How long it took.
     pub took: Duration,
 }
@@ -217,10 +220,15 @@ impl Said {
     }
 
     fn of(output: Output, took: Duration) -> Said {
+        let err = without_waiting(&String::from_utf8_lossy(&output.stderr));
+        let (of_no_kill, rest): (Vec<&str>, Vec<&str>) = err.split_inclusive('\n').partition(|line| {
+            line.starts_with("palingenesis: note: if one of the ") && line.trim_end().ends_with(" [kill-on-bad-exit]")
+        });
         Said {
             code: output.status.code().unwrap_or(-1),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
-            err: without_waiting(&String::from_utf8_lossy(&output.stderr)),
+            err: rest.concat(),
+            of_no_kill: of_no_kill.len(),
             took,
         }
     }
