@@ -172,7 +172,7 @@ fn a_step_that_goes_on_when_one_rank_fails_is_told_so_at_its_start() {
     assert_eq!(said.of_no_kill, 1, "{said:#?}");
 }
 
-/// scancel of the job, of the step, an interrupt: with programs that die of it and
+/// scancel of the job and of the step: with programs that die of it and
 /// programs that deal with it and exit as they like, in an allocation of srun's own and
 /// in a batch job.
 #[test]
@@ -192,7 +192,6 @@ fn nobody_is_blamed_where_somebody_ends_the_job() {
         }
         // As scancel does with a step: by SIGKILL.
         nobody(&cancelled("srun", dies, "scancel $(squeue -h -s -o %i | grep 0$)"), "a signal to all of them");
-        nobody(&cancelled("timeout -s INT 6 srun", dies, ":"), "");
         let batch = format!(
             "rm -f ~/up.* ~/out; echo '#!/bin/bash\nsrun --palingenesis {STEP} bash -c \"{}\"' >~/job; \
              id=$(sbatch --parsable {STEP} -o ~/out ~/job); \
