@@ -23,9 +23,12 @@ bench:
 	bench/hooks.sh || [ $$? -eq 77 ]
 	bench/srun.sh || [ $$? -eq 77 ]
 	bench/warmup.sh || [ $$? -eq 77 ]
+	bench/preflight.sh || [ $$? -eq 77 ]
 
-# Writes docs/variables.md from the catalog; a test fails when it is stale.
+# Writes docs/variables.md from the catalog, and what docs/preflight.md shows from a
+# cluster on which it happens (as root); tests fail when they are stale.
 docs:
 	UPDATE_DOCS=1 cargo test --test catalog the_page_of_variables_is_up_to_date
+	UPDATE_DOCS=1 cargo test --test preflight
 
 -include packaging/install.mk

@@ -7,6 +7,7 @@
 #![allow(dead_code)]
 
 pub mod crossed;
+pub mod failures;
 pub mod machine;
 pub mod planned;
 pub mod tasks;
@@ -298,16 +299,20 @@ impl Sandbox {
     /// With `slurm-sandbox run`'s options and a deadline in seconds.
     pub fn run_as(&self, options: &[&str], line: &str, seconds: u32) -> Said {
         let start = Instant::now();
-        let output = script()
-            .arg("run")
-            .arg("--dir")
-            .arg(&self.dir)
-            .args(options)
-            .args(["--", "timeout", "-k", "3", &seconds.to_string(), "bash", "-c", line])
+        let output = self
+            .command(options)
+            .args(["timeout", "-k", "3", &seconds.to_string(), "bash", "-c", line])
             .stdin(Stdio::null())
             .output()
             .expect("bash is there");
         Said::of(output, start.elapsed())
+    }
+
+    /// `slurm-sandbox run` with its options; what it runs is to be added.
+    pub fn command(&self, options: &[&str]) -> Command {
+        let mut command = script();
+        command.arg("run").arg("--dir").arg(&self.dir).args(options).arg("--");
+        command
     }
 
     /// Rewrites plugstack.conf under the running cluster.

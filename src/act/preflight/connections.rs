@@ -318,15 +318,18 @@ impl<'a> Connections<'a> {
         }
     }
 
-    /// Whether there was one.
+    /// Whether there was one. Who has shown the key is none of those that are too many: he
+    /// has begun to rely on the connection.
     fn drop_oldest(&mut self) -> bool {
-        while let Some((index, serial, _)) = self.waiting.pop_front() {
-            if is_stranger(&self.slots, index, serial) {
-                self.forget(index);
-                return true;
-            }
-        }
-        false
+        let slots = &self.slots;
+        let greeted = |(index, serial, _): &(usize, u64, Instant)| {
+            let slot = slots.get(*index).and_then(Option::as_ref);
+            slot.is_some_and(|slot| slot.serial == *serial && matches!(slot.state, State::Greeted(..)))
+        };
+        let oldest = self.waiting.iter().position(greeted).and_then(|at| self.waiting.remove(at));
+        let Some((index, ..)) = oldest else { return false };
+        self.forget(index);
+        true
     }
 
     /// Ends a connection with a reset.
@@ -642,6 +645,29 @@ mod tests {
         let mut frame = [0; 64];
         let read = second.read(&mut frame).unwrap();
         assert_eq!(second_channel.open(&frame[..read]).unwrap().unwrap().0, Message::Ask(0, b"?".to_vec()));
+    }
+
+    /// Between its proof and its first message a node relies on the connection already: a
+    /// flood of strangers, of whom the oldest are dropped, must not end it.
+    #[test]
+    fn who_has_shown_the_key_is_not_dropped_for_strangers() {
+        let terms = terms(2);
+        let now = Instant::now();
+        let mut connections = Connections::new(&terms, now).unwrap();
+        let (mut stream, mut channel) = prove(&mut connections, now);
+        let most = connections.strangers_max;
+        let strangers: Vec<TcpStream> = (0..most + 10)
+            .map(|_| {
+                let stranger = TcpStream::connect((Ipv4Addr::LOCALHOST, connections.port)).unwrap();
+                connections.turn(now, &mut Vec::new());
+                stranger
+            })
+            .collect();
+        assert!(connections.strangers <= most, "{} of {most}", connections.strangers);
+        join(&mut stream, &mut channel);
+        let events = turn(&mut connections, now);
+        assert!(matches!(events[..], [Event::Joined(1)]), "{events:?}");
+        drop(strangers);
     }
 
     #[test]

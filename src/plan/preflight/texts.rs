@@ -132,17 +132,23 @@ fn error(number: i32) -> String {
 /// A node that did not reach rank 0's.
 pub fn unreached(what: &Unreached) -> String {
     let Unreached { node, rank0, host, interfaces, seconds, .. } = *what;
-    // The first way is the one the training takes.
-    let Some(way) = what.ways.first() else {
+    // The first way is the one the training takes. Routers answer now and then only, so that
+    // another port of the same address may tell more than its silence.
+    let telling = |first: &&Way| {
+        let answered = |way: &&Way| way.to.0 == first.to.0 && matches!(way.fault, Fault::NoRoute(_));
+        what.ways.iter().find(answered).filter(|_| first.fault == Fault::Silent)
+    };
+    let Some(way) = what.ways.first().map(|first| telling(&first).unwrap_or(first)) else {
         return format!(
             "{node} cannot reach rank 0's node {rank0}: it has no address for MASTER_ADDR={host}; add {host} to DNS or to \
              /etc/hosts of {node}, or give master=ADDRESS"
         );
     };
     let (address, port) = way.to;
-    let other: Vec<String> = what.ways[1..]
+    let other: Vec<String> = what
+        .ways
         .iter()
-        .filter(|other| other.to.0 == address && other.fault == way.fault)
+        .filter(|other| other.to.0 == address && other.to.1 != port && other.fault == way.fault)
         .map(|other| other.to.1.to_string())
         .collect();
     let others = if other.is_empty() { String::new() } else { format!(" (nor at {})", other.join(", ")) };
@@ -152,17 +158,21 @@ pub fn unreached(what: &Unreached) -> String {
     });
     let own = own.unwrap_or_default();
     let start = format!("{node} cannot reach rank 0's node {rank0} at {}{others}{own}", socket(address, port));
-    let named =
-        if host == address.to_string() { String::new() } else { format!(", to which {host} resolves on {node},") };
+    let (named, resolved) = if host == address.to_string() {
+        Default::default()
+    } else {
+        let resolved = format!(", to which {host} resolves on {node}");
+        (format!("{resolved},"), resolved)
+    };
     let ports = match what.named {
         Some(port) => format!("port {port}"),
         None => "the ports of MASTER_PORT (20000-31999, or ports=LOW-HIGH)".to_string(),
     };
     match way.fault {
         Fault::Refused => format!(
-            "{start}: connection refused for {seconds} s: {address}{named} is another machine, or the step did not come to its \
-             start on {rank0}, or a firewall rejects; look at {rank0} (srun -N1 -w {rank0} palingenesis doctor), and let \
-             {ports} through between the nodes"
+            "{start}: connection refused for {seconds} s: palingenesis is not loaded on {rank0}, or the step did not come to its \
+             start there, or {address}{named} is another machine, or a firewall rejects; look at {rank0} \
+             (srun -N1 -w {rank0} palingenesis doctor), and let {ports} through between the nodes"
         ),
         Fault::Silent => match elsewhere(way, interfaces) {
             Some((out, right)) => format!(
@@ -175,11 +185,18 @@ pub fn unreached(what: &Unreached) -> String {
                  with iface=NAME"
             ),
         },
-        Fault::NoRoute(number) => format!(
-            "{start}: {}: {node} has no way to {address}{named}; look at its routes (ip route get {address}), or choose another \
-             network with iface=NAME or master=ADDRESS",
-            error(number)
-        ),
+        Fault::NoRoute(number) => {
+            // With a route the kernel has chosen where from.
+            let why = match way.from {
+                Some(_) => format!("no host has the address {address}{named} or a firewall refuses"),
+                None => format!("{node} has no way to {address}{resolved}"),
+            };
+            format!(
+                "{start}: {}: {why}; look at its routes (ip route get {address}) and its /etc/hosts or DNS, let {ports} through \
+                 between the nodes, or choose another network with iface=NAME or master=ADDRESS",
+                error(number)
+            )
+        }
         Fault::Stranger => format!(
             "{start}: another program listens there, none of this step: {address}{named} is another machine, or the port is \
              taken; {}",
@@ -445,6 +462,29 @@ mod tests {
         let unknown =
             Unreached { node: "n3", rank0: "n1", host: "n1", ways: &[], interfaces: &[], seconds: 1, named: None };
         assert!(unreached(&unknown).contains("no address for MASTER_ADDR=n1"));
+    }
+
+    /// Linux sends one "unreachable" a second at most (net.ipv4.icmp_ratelimit).
+    #[test]
+    fn one_answer_of_a_router_tells_more_than_silence() {
+        let way = |port, from: Option<&str>, fault| Way { to: (ip("10.99.0.1"), port), from: from.map(ip), fault };
+        let text = |ways: &[Way]| {
+            unreached(&Unreached {
+                node: "n3",
+                rank0: "n1",
+                host: "n1",
+                ways,
+                interfaces: &[],
+                seconds: 30,
+                named: None,
+            })
+        };
+        let from = Some("10.99.0.3");
+        let line = text(&[way(20312, from, Fault::Silent), way(22871, from, Fault::NoRoute(113))]);
+        assert!(line.contains("10.99.0.1:22871 from 10.99.0.3: no route to host: no host has the address"), "{line}");
+        assert!(line.contains("a firewall refuses") && !line.contains("22871, "), "{line}");
+        let line = text(&[way(20312, None, Fault::NoRoute(101))]);
+        assert!(line.contains("n3 has no way to 10.99.0.1, to which n1 resolves on n3; look at"), "{line}");
     }
 
     #[test]
