@@ -15,7 +15,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 /// Found by name although no installed header declares them.
-const UNDECLARED: [&str; 2] = ["slurm_step_layout_host_name", "slurm_conf_get_nodeaddr"];
+const UNDECLARED: [&str; 5] = [
+    "slurm_step_layout_host_name",
+    "slurm_conf_get_nodeaddr",
+    "slurm_conf_lock",
+    "slurm_conf_unlock",
+    "slurm_get_srun_port_range",
+];
 
 /// Used where it is, and not in every supported release: since Slurm 23.11.
 const OPTIONAL: [&str; 1] = ["spank_prepend_task_argv"];

@@ -8,7 +8,7 @@
  * Rust stands here as the pointer that Slurm declares: what matters is that
  * nothing but a pointer is at that place.
  *
- * Two functions are in no installed header: srun has them from libslurmfull.so
+ * Some functions are in no installed header: srun has them from libslurmfull.so
  * (tests/abi.rs looks for them there), and their declarations were read in
  * Slurm's sources, https://github.com/SchedMD/slurm:
  *
@@ -16,6 +16,9 @@
  *       char *slurm_step_layout_host_name(slurm_step_layout_t *, int task);
  *   src/common/read_config.h
  *       char *slurm_conf_get_nodeaddr(const char *node);
+ *       slurm_conf_t *slurm_conf_lock(void); void slurm_conf_unlock(void);
+ *   src/common/slurm_protocol_api.h
+ *       uint16_t *slurm_get_srun_port_range(void);
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -53,6 +56,7 @@ IS(slurm_job_step_layout_free, void, slurm_step_layout_t *);
 IS(slurm_load_node_single, int, node_info_msg_t **, char *, uint16_t);
 IS(slurm_print_node_info_msg, void, FILE *, node_info_msg_t *, int);
 IS(slurm_free_node_info_msg, void, node_info_msg_t *);
+IS(slurm_print_ctl_conf, void, FILE *, slurm_conf_t *);
 /* Called with a fourth argument where there is none: it stays in a register. */
 #if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(26, 5, 0)
 IS(slurm_kill_job_step, int, slurm_step_id_t *, uint16_t, uint16_t);

@@ -676,7 +676,11 @@ fn ten_thousand_connections_of_somebody_else_neither_stop_nor_slow_the_launch() 
                 let mut held = std::collections::VecDeque::new();
                 while stop.load(Ordering::Relaxed) == 0 || made.load(Ordering::Relaxed) < 10_000 {
                     let Ok(mut stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else {
-                        // The launch is through and its port closed.
+                        // The server does not listen yet; or the launch is through and its port closed.
+                        if made.load(Ordering::Relaxed) == 0 {
+                            std::thread::sleep(Duration::from_millis(1));
+                            continue;
+                        }
                         break;
                     };
                     made.fetch_add(1, Ordering::Relaxed);
