@@ -382,6 +382,11 @@ pub fn judge<'a>(records: &'a [ExitRecord], step: &StepEnd) -> Verdict<'a> {
     }
     let refused: Vec<&ExitRecord> = all.iter().filter(|record| class(record) == Class::Refused).copied().collect();
     if !refused.is_empty() {
+        // Why no rank started the user has read; those that somebody else ended did not
+        // cause it, or are named in that line.
+        if all.iter().all(|record| matches!(class(record), Class::Refused | Class::Outside)) {
+            return Verdict::Nothing;
+        }
         return of_refused(&all, &refused);
     }
     let Some(ending) = step.ended else {

@@ -234,6 +234,18 @@ impl Said {
         }
     }
 
+    /// Stderr without what srun says at its end of the rank that failed first, for tests of
+    /// something else.
+    pub fn before_the_end(&self) -> String {
+        let starts = ["rank ", "which of ", "no rank failed by itself", "what to do: ", "why: "];
+        let of_the_end = |line: &str| {
+            line.strip_prefix("palingenesis: ").is_some_and(|text| {
+                starts.iter().any(|start| text.starts_with(start)) || text.contains(" failed in the same moment")
+            })
+        };
+        self.err.split_inclusive('\n').filter(|line| !of_the_end(line)).collect()
+    }
+
     /// Lines of stderr that are ours.
     pub fn ours(&self) -> Vec<&str> {
         self.err.lines().filter(|line| line.contains("palingenesis")).collect()

@@ -9,8 +9,9 @@ use super::super::report::NodeReport;
 use super::groups::words;
 use super::{Nodes, middle};
 
-/// Shorter than this, in ticks of 10 ms over all CPUs, a share of time says nothing.
-const LEAST_TICKS: u64 = 100;
+/// Shorter than this, in ticks of 10 ms over all CPUs, a share of time says nothing: the
+/// nodes' times are not the same, and a moment's work is no neighbour's.
+const LEAST_TICKS: u64 = 1000;
 
 /// Stolen time of a node above that of its peers, in thousandths.
 const STEAL: u64 = 50;
@@ -63,11 +64,12 @@ pub(super) fn slow(nodes: &Nodes, findings: &mut Findings) {
             "look there with top for what else runs on these CPUs",
         )
     });
-    high(
+    high_where(
         nodes,
         findings,
         LOAD,
         |report| load(&activity(report)),
+        |report| is_loaded(&report.activity),
         |named, others| {
             (
                 format!("{named} of the CPUs there had work before the step came, on the other nodes {others}"),
@@ -98,13 +100,15 @@ fn share(activity: &Activity, part: impl Fn(&Activity) -> u64) -> Option<u64> {
     thousandths(part(activity).min(ticks), ticks)
 }
 
-/// Load and threads that can run must both say so: the load still counts a job that
-/// has just ended, and a thread may run for a moment only.
+/// The load, which is compared. Threads that can run flicker from one moment to the next.
 fn load(activity: &Activity) -> Option<u64> {
-    let cpus = u64::from(activity.cpus);
-    let load = thousandths(u64::from(activity.load?), cpus.checked_mul(100)?)?;
-    let runnable = thousandths(u64::from(activity.runnable?), cpus)?;
-    Some(load.min(runnable))
+    thousandths(u64::from(activity.load?), u64::from(activity.cpus).checked_mul(100)?)
+}
+
+/// Whether the load is still there: it also counts a job that has just ended.
+fn is_loaded(activity: &Activity) -> bool {
+    let runnable = activity.runnable.and_then(|runnable| thousandths(runnable.into(), activity.cpus.into()));
+    runnable.is_some_and(|runnable| runnable > LOAD)
 }
 
 fn limit(report: &NodeReport) -> Option<u64> {
@@ -142,10 +146,23 @@ fn high(
     value: impl Fn(&NodeReport) -> Option<u64>,
     tell: impl Fn(String, String) -> Told,
 ) {
+    high_where(nodes, findings, margin, value, |_| true, tell);
+}
+
+/// The same of nodes of which something else is true too.
+fn high_where(
+    nodes: &Nodes,
+    findings: &mut Findings,
+    margin: u64,
+    value: impl Fn(&NodeReport) -> Option<u64>,
+    counts: impl Fn(&NodeReport) -> bool,
+    tell: impl Fn(String, String) -> Told,
+) {
     apart(
         nodes,
         findings,
         value,
+        counts,
         // What all nodes have much of differs from one moment to the next.
         |own, middle| own > middle.saturating_add(margin) && own >= middle.saturating_mul(2),
         |values| middle(values, false),
@@ -165,6 +182,7 @@ fn low(
         nodes,
         findings,
         value,
+        |_| true,
         |own, middle| own.saturating_add(margin) < middle,
         |values| middle(values, true),
         tell,
@@ -175,6 +193,7 @@ fn apart(
     nodes: &Nodes,
     findings: &mut Findings,
     value: impl Fn(&NodeReport) -> Option<u64>,
+    counts: impl Fn(&NodeReport) -> bool,
     is_apart: impl Fn(u64, u64) -> bool,
     middle: impl Fn(&[u64]) -> Option<u64>,
     tell: impl Fn(String, String) -> Told,
@@ -182,7 +201,9 @@ fn apart(
     let known: Vec<(usize, u64)> = nodes.all().filter_map(|(place, report)| Some((place, value(report)?))).collect();
     let values: Vec<u64> = known.iter().map(|(_, value)| *value).collect();
     let Some(middle) = middle(&values) else { return };
-    let slow: Vec<(usize, u64)> = known.into_iter().filter(|(_, own)| is_apart(*own, middle)).collect();
+    let counting: Vec<usize> = nodes.all().filter(|(_, report)| counts(report)).map(|(place, _)| place).collect();
+    let is_slow = |(place, own): &(usize, u64)| is_apart(*own, middle) && counting.contains(place);
+    let slow: Vec<(usize, u64)> = known.into_iter().filter(is_slow).collect();
     if slow.is_empty() {
         return;
     }
