@@ -3,9 +3,10 @@
 //! one, one connects to the next. They prove to each other that they have the launch's
 //! secret: the connection leads where it should.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -16,13 +17,16 @@ use crate::act::key::{Key, LENGTH, Tag};
 use crate::facts::network::Interface;
 use crate::plan::preflight::texts;
 use crate::system::child::{Asked, ChildError, ask, ask_with};
-use crate::system::random;
+use crate::system::{random, sockets};
 
 /// How long a node may take to reach the next.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long one that connects may stay silent.
+/// The longest look at those that have connected.
 const SILENT: Duration = Duration::from_secs(1);
+
+/// How many of them are heard at a time.
+const CALLERS: usize = 128;
 
 /// A port of this node's, chosen by the kernel.
 #[derive(Debug)]
@@ -51,44 +55,96 @@ impl Listening {
         self.port
     }
 
-    /// Answers until one has shown the secret, or it is too late. For a child.
+    /// Answers until one has shown the secret, or it is too late. For a child. Anybody may
+    /// connect: all are heard at a time, so that nobody keeps the node before this one
+    /// waiting, and of too many the oldest goes.
     fn answer(&self, key: &Key, end: Instant) -> bool {
         if self.listener.set_nonblocking(true).is_err() {
             return false;
         }
-        while Instant::now() < end {
-            match self.listener.accept() {
-                Ok((stream, _)) => {
-                    if answer_one(stream, key).unwrap_or(false) {
-                        return true;
+        let mut callers: VecDeque<Caller> = VecDeque::new();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let listener = std::iter::once(self.listener.as_fd());
+            let which: Vec<_> = listener.chain(callers.iter().map(|caller| caller.stream.as_fd())).collect();
+            let which: Vec<_> = which.into_iter().map(|fd| (fd, false)).collect();
+            let ready = sockets::wait(&which, left.min(SILENT));
+            let mut heard = ready.iter().skip(1);
+            let mut shown = false;
+            callers.retain_mut(|caller| match heard.next() {
+                Some(true) if !shown => match caller.hear(key) {
+                    Answer::More => true,
+                    Answer::Strange => false,
+                    Answer::Shown => {
+                        shown = true;
+                        false
                     }
+                },
+                _ => true,
+            });
+            if shown {
+                return true;
+            }
+            if ready.first() == Some(&true)
+                && let Ok((stream, _)) = self.listener.accept()
+                && let Ok(caller) = Caller::greeted(stream)
+            {
+                if callers.len() >= CALLERS {
+                    callers.pop_front();
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                Err(_) => return false,
+                callers.push_back(caller);
             }
         }
-        false
     }
 }
 
-/// The side that is connected to: a random number, the other's tag of it and its own
-/// number, the tag of that.
-fn answer_one(mut stream: TcpStream, key: &Key) -> io::Result<bool> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(SILENT))?;
-    stream.set_write_timeout(Some(SILENT))?;
-    let own: [u8; LENGTH] = random::bytes()?;
-    stream.write_all(&own)?;
-    let (mut tag, mut other): (Tag, [u8; LENGTH]) = ([0; LENGTH], [0; LENGTH]);
-    stream.read_exact(&mut tag)?;
-    stream.read_exact(&mut other)?;
-    if !key.verify(&[b"to", &own, &other], &tag) {
-        return Ok(false);
+/// Somebody who has connected, on the side that is connected to: it has sent a random
+/// number, gets the other's tag of that and its own number, and sends the tag of that one.
+struct Caller {
+    stream: TcpStream,
+    own: [u8; LENGTH],
+    heard: Vec<u8>,
+}
+
+/// What came of a caller so far.
+enum Answer {
+    More,
+    Strange,
+    Shown,
+}
+
+impl Caller {
+    fn greeted(mut stream: TcpStream) -> io::Result<Caller> {
+        stream.set_nonblocking(true)?;
+        let own: [u8; LENGTH] = random::bytes()?;
+        // A fresh socket takes so little at once.
+        stream.write_all(&own)?;
+        Ok(Caller { stream, own, heard: Vec::new() })
     }
-    stream.write_all(&key.tag(&[b"back", &other]))?;
-    Ok(true)
+
+    /// Reads what is there, without waiting.
+    fn hear(&mut self, key: &Key) -> Answer {
+        let mut buffer = [0; 2 * LENGTH];
+        let room = buffer.len() - self.heard.len();
+        match self.stream.read(&mut buffer[..room]) {
+            Ok(0) => return Answer::Strange,
+            Ok(read) => self.heard.extend_from_slice(&buffer[..read]),
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(_) => return Answer::Strange,
+        }
+        let Some((tag, other)) = self.heard.split_at_checked(LENGTH).filter(|(_, other)| other.len() == LENGTH) else {
+            return Answer::More;
+        };
+        let shown = Tag::try_from(tag).is_ok_and(|tag| key.verify(&[b"to", &self.own, other], &tag));
+        if shown && self.stream.write_all(&key.tag(&[b"back", other])).is_ok() {
+            Answer::Shown
+        } else {
+            Answer::Strange
+        }
+    }
 }
 
 /// The side that connects; whether the other one has the secret.
@@ -285,6 +341,22 @@ mod tests {
         silent.write_all(&[7; 64]).unwrap();
         assert_eq!(finish(Ring::new(None, to, key, &[])), None);
         assert_eq!(finish(right), None);
+    }
+
+    /// Anybody on the node sees the port in /proc/net/tcp. Those that say nothing, and one
+    /// that says a byte now and then, must not keep the node before this one out.
+    #[test]
+    fn many_that_connect_and_say_nothing_do_not_hold_the_ring_up() {
+        let key = Key::new().unwrap();
+        let right = Listening::new(None).unwrap();
+        let to = here(right.port());
+        let right = Ring::new(Some(right), Vec::new(), key.clone(), &[]);
+        let mut silent: Vec<TcpStream> = (0..CALLERS + 30).map(|_| TcpStream::connect(to[0]).unwrap()).collect();
+        silent.iter_mut().for_each(|stream| stream.write_all(&[7]).unwrap());
+        let start = Instant::now();
+        assert_eq!(finish(Ring::new(None, to, key, &[])), None);
+        assert_eq!(finish(right), None);
+        assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
     }
 
     #[test]
