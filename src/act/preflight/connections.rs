@@ -289,19 +289,25 @@ impl<'a> Connections<'a> {
             }
             return sockets::reset(stream);
         }
-        self.serial += 1;
+        let serial = self.waits(index, now);
         let state = State::Greeted(stream, greeting, Vec::new());
-        let slot = Some(Slot { state, serial: self.serial, writing: false });
+        let slot = Some(Slot { state, serial, writing: false });
         match self.slots.get_mut(index) {
             Some(place) => *place = slot,
             None => self.slots.push(slot),
         }
         self.strangers += 1;
-        self.waiting.push_back((index, self.serial, now));
         if self.waiting.len() > 4 * self.strangers_max + 64 {
             let slots = &self.slots;
             self.waiting.retain(|(index, serial, _)| is_stranger(slots, *index, *serial));
         }
+    }
+
+    /// From now on this one is waited for; its number.
+    fn waits(&mut self, index: usize, now: Instant) -> u64 {
+        self.serial += 1;
+        self.waiting.push_back((index, self.serial, now));
+        self.serial
     }
 
     /// Drops those that took too long.
@@ -348,6 +354,7 @@ impl<'a> Connections<'a> {
         let Some(Slot { state, serial, writing }) = self.slots.get_mut(index).and_then(Option::take) else {
             return;
         };
+        let had_proved = matches!(state, State::Proved(..));
         let (was, heard) = match state {
             State::Greeted(stream, greeting, heard) => (None, self.greeted(stream, greeting, heard, now)),
             State::Proved(link, node_rank, version) => (None, self.proved(link, node_rank, version, now, events)),
@@ -369,6 +376,9 @@ impl<'a> Connections<'a> {
         }
         match heard {
             Ok(state) => {
+                // The time that it has had was for the key: its first word may take as long.
+                let proved = matches!(state, State::Proved(..));
+                let serial = if proved && !had_proved { self.waits(index, now) } else { serial };
                 self.slots[index] = Some(Slot { state, serial, writing });
                 self.mind_writing(index);
             }
@@ -603,6 +613,26 @@ mod tests {
         turn(&mut connections, now + Duration::from_secs(3));
         assert!(is_over(&mut half));
         assert_eq!((connections.strangers, connections.joined), (0, 0));
+    }
+
+    /// A node under load may have needed nearly all of the time to show the key. It relies
+    /// on the connection from the proof on, and would not come again.
+    #[test]
+    fn the_time_for_the_first_word_begins_with_the_proof() {
+        let terms = terms(2);
+        let now = Instant::now();
+        let mut connections = Connections::new(&terms, now).unwrap();
+        let (mut stream, greeting) = knock(&mut connections, now);
+        let reply = wire::reply(&terms.key, &greeting, 1, &[9; wire::RANDOM]);
+        stream.write_all(&reply).unwrap();
+        let late = now + AUTHENTICATION - Duration::from_millis(1);
+        assert!(turn(&mut connections, late).is_empty());
+        stream.read_exact(&mut [0; 32]).unwrap();
+        assert!(turn(&mut connections, now + AUTHENTICATION).is_empty());
+        join(&mut stream, &mut Channel::new(&terms.key, Side::Client, &greeting, &reply));
+        let events = turn(&mut connections, late + Duration::from_secs(1));
+        assert!(matches!(events[..], [Event::Joined(1)]), "{events:?}");
+        assert_eq!((connections.strangers, connections.joined), (0, 1));
     }
 
     #[test]
