@@ -407,12 +407,17 @@ impl Folder {
         File::from(file).write_all(text.as_bytes())
     }
 
-    /// Writes a text over the beginning of a file.
+    /// Writes a text over the beginning of a regular file that has this name alone: another
+    /// would be a file from elsewhere, linked here by whoever may write here too.
     ///
     /// # Errors
     /// What open and write say.
     pub fn write_over(&self, name: &str, text: &str) -> io::Result<()> {
         let file = openat(self.0.as_raw_fd(), name, libc::O_WRONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
+        let entry = Entry::of(&stat(&file)?);
+        if !(entry.regular && entry.alone) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         File::from(file).write_all(text.as_bytes())
     }
 

@@ -322,6 +322,23 @@ mod tests {
         assert_eq!(place.entries(), 0);
     }
 
+    /// In a cache of a group another member may have put a file of ours in its place.
+    #[test]
+    fn a_sign_of_life_is_written_to_no_file_from_elsewhere() {
+        let place = Place::new();
+        let mut marker = ours(set(place.at(), &owner("a")));
+        let (counter, file) = (place.0.join(NAME).join(COUNTER), place.0.join("thesis"));
+        std::fs::write(&file, "of years").unwrap();
+        std::fs::remove_file(&counter).unwrap();
+        std::fs::hard_link(&file, &counter).unwrap();
+        assert!(marker.beat());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "of years");
+        std::fs::remove_file(&counter).unwrap();
+        std::os::unix::fs::symlink(&file, &counter).unwrap();
+        assert!(marker.beat());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "of years");
+    }
+
     #[test]
     fn a_holder_killed_before_it_signed_is_one_too() {
         let place = Place::new();
