@@ -31,6 +31,9 @@ use crate::system::output::{exit_now, to_stderr};
 /// A verdict comes at the latest so long after the leader's own deadlines.
 const LEADER_S_ROUNDS: Duration = Duration::from_secs(1800);
 
+/// How long the one that takes over may take for its verdict: it may be killed too.
+const STANDING_IN: Duration = Duration::from_secs(5);
+
 /// How long those that take over for a dead leader try to reach the others.
 const TAKING_OVER: Duration = Duration::from_secs(60);
 
@@ -145,11 +148,22 @@ fn told_in_time(terms: &Terms, stopping: Option<Instant>) -> bool {
 /// signal ends the last task.
 const READING: Duration = Duration::from_millis(500);
 
+/// How long a node leaves it to others to ask the controller. What many nodes find at the
+/// same moment, a firewall between all of them, the first ones tell it: Slurm ends the
+/// step before the others have their turn. Each word to the controller has it send one to
+/// every node of the step.
+fn turn(node_rank: u32) -> Duration {
+    match node_rank {
+        0..8 => Duration::ZERO,
+        _ => Duration::from_millis(2000 + 5 * u64::from(node_rank.min(4000))),
+    }
+}
+
 /// The last resort where the others cannot be told, or have ranks that do not listen:
 /// Slurm ends the step, so that nobody waits for the rest of the time. Not in a het step,
 /// which has several, and not where the ranks are to start all the same.
 fn end_the_step(step: &Step, preflight: Preflight) {
-    std::thread::sleep(READING);
+    std::thread::sleep(READING + turn(step.node_rank));
     if !step.het && step.components.is_empty() && preflight == Preflight::On {
         host::end_step(step.job_id, step.step_id);
     }
@@ -259,7 +273,10 @@ pub fn together(
             Start::Together(lead_the_node(handle, facts, settings, plan, report, &place, &terms, &key, gate, patience))
         }
         Some(gate) => {
-            let warm = Duration::from_secs(settings.warm_timeout.unwrap_or(3600).into());
+            let warm = match settings.warm {
+                Some(_) => Duration::from_secs(settings.warm_timeout.unwrap_or(3600).into()),
+                None => Duration::ZERO,
+            };
             let last = arrival + warm * 2 + LEADER_S_ROUNDS;
             Start::Together(follow(facts.step, settings, &place, gate, patience, last))
         }
@@ -278,6 +295,7 @@ fn follow(
     let now = Instant::now();
     let end = patience.end(now);
     gate.arrive(step.local_rank);
+    let mut other: Option<Instant> = None;
     loop {
         let late = match gate.wait_for_verdict(end, now + last) {
             Verdict::Go(port) => return port,
@@ -285,8 +303,8 @@ fn follow(
             Verdict::LeaderGone => None,
             Verdict::LeaderLate => Some(patience.limit.as_secs()),
         };
-        if !gate.takes_over() {
-            // Another rank does; its verdict follows.
+        if !gate.takes_over() && other.get_or_insert_with(Instant::now).elapsed() < STANDING_IN {
+            // Another rank does; its verdict follows, unless it was ended too.
             std::thread::sleep(Duration::from_millis(20));
             continue;
         }
@@ -517,4 +535,43 @@ fn taken(port: u16, node: &str) -> Option<String> {
         let found = listener::of("/".as_ref(), port);
         texts::taken(port, node, &texts::Holder { process: found.process, user: found.user })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The leader is gone, and so is the rank that took over, before it gave a verdict.
+    #[test]
+    fn who_stands_in_for_the_leader_may_be_killed_too() {
+        let gate = Gate::new(3).unwrap();
+        gate.gone(0);
+        assert!(gate.takes_over());
+        gate.gone(1);
+        let step = Step::described("n[1-2]", "3", 2, 7, 0).unwrap();
+        let mut settings = Settings::default();
+        settings.preflight = Preflight::Warn;
+        let place = MeetingPlace {
+            nodes: vec!["n1".into(), "n2".into()],
+            node_rank: 0,
+            host: "n1".into(),
+            addresses: Vec::new(),
+            ports: vec![20312],
+            named: None,
+        };
+        let minute = Duration::from_secs(60);
+        let patience = Patience { limit: minute, absent: None };
+        let start = Instant::now();
+        assert_eq!(follow(&step, &settings, &place, &gate, patience, minute * 60), 20312);
+        assert!(start.elapsed() < minute / 2, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn the_first_nodes_ask_the_controller_at_once_and_the_others_one_after_the_other() {
+        assert_eq!((turn(0), turn(7)), (Duration::ZERO, Duration::ZERO));
+        let others: std::collections::BTreeSet<Duration> = (8..1000).map(turn).collect();
+        assert_eq!(others.len(), 992);
+        assert!(others.first().is_some_and(|first| *first >= Duration::from_secs(2)));
+        assert!(turn(u32::MAX) <= Duration::from_secs(22));
+    }
 }
