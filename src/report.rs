@@ -99,7 +99,11 @@ pub fn mark(line: &str) -> u32 {
 /// Names whose values are never printed.
 pub fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
-    name.ends_with("_TOKEN") || name.ends_with("_KEY") || name.contains("PASSWORD") || name.starts_with("AWS_")
+    name.ends_with("_TOKEN")
+        || name.ends_with("_KEY")
+        || name.ends_with("_NONCE")
+        || name.contains("PASSWORD")
+        || name.starts_with("AWS_")
 }
 
 /// A word of the command; of `--hf-token=VALUE` the name only.
@@ -186,9 +190,15 @@ mod tests {
 
     #[test]
     fn secrets_are_known_by_name() {
-        for name in
-            ["HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "DB_PASSWORD_FILE", "gh_token", "PALINGENESIS_STORE_KEY"]
-        {
+        for name in [
+            "HF_TOKEN",
+            "WANDB_API_KEY",
+            "AWS_ACCESS_KEY_ID",
+            "DB_PASSWORD_FILE",
+            "gh_token",
+            "PALINGENESIS_STORE_KEY",
+            "SLURM_PALINGENESIS_NONCE",
+        ] {
             assert!(is_secret(name), "{name}");
             assert_eq!(masked(name, "abc"), "(hidden)");
         }
