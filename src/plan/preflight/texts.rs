@@ -450,7 +450,7 @@ mod tests {
                 Fault::Refused,
                 "10.99.0.3",
                 "10.99.0.1",
-                &["connection refused", "to which n1 resolves on n3", "srun -N1 -w n1 --palingenesis=show true"],
+                &["connection refused", "to which n1 resolves on n3", "-w n1 --palingenesis=show true"],
             ),
             (Fault::NoRoute(101), "10.99.0.3", "10.99.0.1", &["network is unreachable", "ip route get 10.99.0.1"]),
             (Fault::NoRoute(113), "10.99.0.3", "10.99.0.1", &["no route to host"]),
