@@ -9,7 +9,7 @@ use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Said, Sandbox, fault_library, library};
+use common::{Said, Sandbox, fault_library, library, rounds};
 use palingenesis::config::PortRange;
 use palingenesis::plan::rendezvous::{DEFAULT_PORTS, sequence};
 
@@ -147,6 +147,31 @@ fn two_jobs_with_the_same_port_start_on_the_same_nodes() {
     let first = sequence(one, 0, range)[0];
     let note = format!("palingenesis: note: port {first} is taken on n1; MASTER_PORT is {}", 48001 - first);
     assert_eq!(said.ours(), [note], "{said:?}");
+}
+
+/// <https://github.com/NVIDIA/mlperf-common/pull/9>: a port cannot be reserved. Somebody
+/// takes the range's ports and gives them back all the time. Between the end of the
+/// pre-flight and rank 0's bind he may be quicker: then rank 0 says so, and srun that it
+/// was the first.
+#[test]
+fn where_somebody_grabs_ports_a_step_starts_or_says_what_is_wrong() {
+    let Some(sandbox) = up("grabbed", &["--nodes", "2"]) else { return };
+    let grab = "import random\ns.close()\nwhile True:\n  s = socket.socket()\n  \
+                try: s.bind(('', random.randrange(24000, 24008))); s.listen()\n  \
+                except OSError: pass\n  \
+                time.sleep(0.02); s.close()";
+    let bind = "import os, socket\nif os.environ['RANK'] == '0':\n    \
+                socket.socket().bind(('', int(os.environ['MASTER_PORT'])))\n";
+    common::readable(&sandbox.dir().join("home/trainer"), "bind.py", bind);
+
+    for _ in 0..if rounds() > 1 { 50 } else { 5 } {
+        let _stranger = Stranger::new(&sandbox, 24008, grab);
+        let said = sandbox.run("cd; srun -Q -N2 -n2 --palingenesis=ports=24000-24007 /usr/bin/python3 bind.py");
+        if said.code != 0 {
+            let first = said.ours().into_iter().any(|line| line.contains("rank 0 (n1, local rank 0) failed first"));
+            assert!(first && said.err.contains("Address already in use"), "{said:?}");
+        }
+    }
 }
 
 /// <https://github.com/NVIDIA/mlperf-common/pull/9>: the port of the script is another

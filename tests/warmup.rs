@@ -122,6 +122,20 @@ fn each_node_warms_up_where_that_is_asked_for() {
     nothing_is_left(&sandbox);
 }
 
+/// The option comes with the job and again with srun
+/// (<https://github.com/NERSC/shifter/pull/190>: each use was one more).
+#[test]
+fn of_a_job_s_warm_up_and_its_srun_s_the_inner_one_runs_once() {
+    let Some(sandbox) = up("inner", &[]) else { return };
+    let run = |inner: &str| {
+        let outer = "--palingenesis --palingenesis-warm='echo job' --palingenesis-output=/nowhere/a/b";
+        sandbox.run(&format!("salloc -Q -N2 -n2 {outer} srun -N2 -n2 --palingenesis-output=$HOME {inner} true"))
+    };
+    assert_eq!(run("").ok().ours(), ["palingenesis: warm-up: job"]);
+    assert_eq!(run("--palingenesis-warm='echo step'").ok().ours(), ["palingenesis: warm-up: step"]);
+    assert_eq!(run("--palingenesis=off").ok().ours(), [""; 0]);
+}
+
 /// What a warm-up makes on a node's own disk is on that node only; the report is
 /// <https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/4207>. Where it ran on each node
 /// all of them have it.

@@ -243,7 +243,7 @@ pub fn rank_missing(ranks: &[u32], node: &str, late: Option<u64>) -> String {
         more => format!("{list} and {more} more"),
     };
     let what = match late {
-        Some(seconds) => format!("did not come to the start within {seconds} s"),
+        Some(seconds) => format!("did not come to the start within {seconds} s (gate= in plugstack.conf)"),
         None => "ended before the start".to_string(),
     };
     format!("local rank {list} on {node} {what}")
@@ -542,7 +542,10 @@ mod tests {
     #[test]
     fn ranks_and_endpoints() {
         assert_eq!(rank_missing(&[1], "n1", None), "local rank 1 on n1 ended before the start");
-        assert_eq!(rank_missing(&[1, 2], "n1", Some(3)), "local rank 1, 2 on n1 did not come to the start within 3 s");
+        assert_eq!(
+            rank_missing(&[1, 2], "n1", Some(3)),
+            "local rank 1, 2 on n1 did not come to the start within 3 s (gate= in plugstack.conf)"
+        );
         assert!(endpoint_hosts("other:29400", &[], 2).contains("nobody would host the store"));
         assert!(endpoint_hosts("x:1", &list(2), 4).contains("2 of 4 nodes have that address (n1 n2)"));
         assert!(untested("n7:29400", "10.99.0.1:20312").contains("not known"));
