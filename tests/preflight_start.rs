@@ -163,7 +163,6 @@ fn where_somebody_grabs_ports_a_step_starts_or_says_what_is_wrong() {
     let bind = "import os, socket\nif os.environ['RANK'] == '0':\n    \
                 socket.socket().bind(('', int(os.environ['MASTER_PORT'])))\n";
     common::readable(&sandbox.dir().join("home/trainer"), "bind.py", bind);
-
     for _ in 0..if rounds() > 1 { 50 } else { 5 } {
         let _stranger = Stranger::new(&sandbox, 24008, grab);
         let said = sandbox.run("cd; srun -Q -N2 -n2 --palingenesis=ports=24000-24007 /usr/bin/python3 bind.py");
