@@ -225,6 +225,27 @@ fn nobody_is_blamed_at_the_time_limit() {
     }
 }
 
+/// slurm.conf(5), PreemptMode=CANCEL: a job of a partition that goes first ends this one.
+#[test]
+fn nobody_is_blamed_where_another_job_goes_first() {
+    let conf = [
+        "--conf",
+        "PreemptType=preempt/partition_prio",
+        "--conf",
+        "PreemptMode=CANCEL",
+        "--conf",
+        "PartitionName=first Nodes=ALL PriorityTier=10",
+    ];
+    let Some(sandbox) = up("preempted", &conf) else { return };
+    let said = sandbox.run(&format!(
+        "rm -f ~/up.*; srun -K --exclusive --palingenesis {STEP} bash -c 'trap \"exit 1\" TERM; touch ~/up.$RANK; sleep 50 & wait' & \
+         for i in {{1..200}}; do [ $(ls ~/up.* 2>/dev/null | wc -l) = 16 ] && break; sleep 0.1; done; sleep 0.3; \
+         srun -Q -p first -N4 --exclusive true; wait"
+    ));
+    nobody(&said, "the job's preemption");
+    assert!(said.err.contains("DUE TO PREEMPTION"), "{said:#?}");
+}
+
 /// Everything of the node's is gone at once, and the controller finds out later.
 #[test]
 fn nobody_is_blamed_where_a_node_fails() {

@@ -355,22 +355,26 @@ fn a_rank_that_dies_before_the_start_stops_the_step() {
 #[test]
 fn slurmstepd_holds_no_descriptor_thread_or_process_of_ours() {
     const TASKS: usize = 64;
-    let Some(cluster) = Cluster::up("descriptors", &["--nodes", "1", "--cores", "64"]) else { return };
+    let Some(cluster) = Cluster::up("descriptors", &["--nodes", "2", "--cores", "64"]) else { return };
     let with = format!("required {}", library().display());
     let count = |lines: &[&str], flag: &str| {
         cluster.sandbox.plugstack(lines);
         // Counted when every task runs the user's command and the counts stand still.
         let said = cluster.sandbox.run_root(&format!(
             "home=$(getent passwd trainer | cut -d: -f6); cd $home; rm -rf up; mkdir -m 777 up
-             setpriv --reuid trainer --regid trainer --init-groups srun -Q -N1 -n{TASKS} {flag} \
+             setpriv --reuid trainer --regid trainer --init-groups srun -Q -K -n{TASKS} {flag} \
                  sh -c 'touch up/$SLURM_PROCID; exec sleep 1000' & srun=$!
              for i in {{1..400}}; do [ $(ls up | wc -l) = {TASKS} ] && break; sleep 0.1; done
              last=
              for i in {{1..40}}; do
                  stepd=$(pgrep -x slurmstepd)
-                 now=\"stepds $(echo $stepd | wc -w) fds $(ls /proc/$stepd/fd | wc -l) threads $(ls /proc/$stepd/task | wc -l)\"
-                 now=\"$now children $(pgrep -P $stepd | wc -l) sleeping $(pgrep -P $stepd -x sleep | wc -l)\"
-                 now=\"$now zombies $(ps -eo stat= | grep -c '^Z') maps $(grep -c 'rw-s .*/dev/zero' /proc/$stepd/maps)\"
+                 now=\"stepds $(echo $stepd | wc -w) fds\"
+                 now=\"$now $(for one in $stepd; do ls /proc/$one/fd | wc -l; done | sort -n | xargs)\"
+                 now=\"$now threads $(for one in $stepd; do ls /proc/$one/task; done | wc -l)\"
+                 now=\"$now children $(for one in $stepd; do pgrep -P $one; done | wc -l)\"
+                 now=\"$now sleeping $(for one in $stepd; do pgrep -P $one -x sleep; done | wc -l)\"
+                 now=\"$now zombies $(ps -eo stat= | grep -c '^Z')\"
+                 now=\"$now maps $(for one in $stepd; do cat /proc/$one/maps; done | grep -c 'rw-s .*/dev/zero')\"
                  [ \"$now\" != \"$last\" ] || break
                  last=$now; sleep 0.5
              done
@@ -382,10 +386,15 @@ fn slurmstepd_holds_no_descriptor_thread_or_process_of_ours() {
         let (counts, maps) = line.split_once(" maps ").unwrap_or_else(|| panic!("{said:?}"));
         (counts.to_string(), maps.to_string())
     };
-    let (none, _) = count(&[], "");
+    let (none, _) = count(&[], "-N1");
     assert!(none.starts_with("stepds 1 ") && none.ends_with("children 64 sleeping 64 zombies 0"), "{none}");
-    assert_eq!(count(&[&with], ""), (none.clone(), "0".into()), "without the flag");
-    assert_eq!(count(&[&with], "--palingenesis"), (none, "1".into()), "with the flag: the gate's memory alone");
+    assert_eq!(count(&[&with], "-N1"), (none.clone(), "0".into()), "without the flag");
+    assert_eq!(count(&[&with], "-N1 --palingenesis"), (none, "1".into()), "with the flag: the gate's memory alone");
+    // Where the nodes have met, looked at a directory and warmed up.
+    let (none, _) = count(&[], "-N2");
+    assert!(none.starts_with("stepds 2 ") && none.ends_with("children 64 sleeping 64 zombies 0"), "{none}");
+    let all = "-N2 --palingenesis --palingenesis-output=$PWD/run --palingenesis-warm=true";
+    assert_eq!(count(&[&with], all), (none, "2".into()), "after the pre-flight: the gates' memory alone");
 }
 
 /// <https://github.com/hpc2n/spank-private-tmp/issues/5>: a plugin logged about

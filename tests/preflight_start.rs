@@ -9,7 +9,8 @@ use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Said, Sandbox, fault_library, library};
+use common::{Said, Sandbox, fault_library, library, rounds};
+use palingenesis::config::PortRange;
 use palingenesis::plan::rendezvous::{DEFAULT_PORTS, sequence};
 
 /// `EX_CONFIG` of sysexits.h.
@@ -110,6 +111,68 @@ fn a_port_that_a_stranger_has_gives_way_to_the_next_one() {
     }
 }
 
+/// The same report: two jobs on one node, whose ports are the same. Both start, and rank
+/// 0 of each gets its port, bound without SO_REUSEADDR.
+#[test]
+fn two_jobs_with_the_same_port_start_on_the_same_nodes() {
+    let Some(sandbox) = up("two-jobs", &["--nodes", "2"]) else { return };
+    // Of three jobs two have the same first port of two.
+    let range = PortRange { low: 24000, high: 24001 };
+    let said = sandbox.run("for i in 1 2 3; do salloc --no-shell -N2 -n2 2>/dev/null; done; squeue -h -t R -o %A").ok();
+    let mut jobs: Vec<u32> = said.out.lines().map(|job| job.parse().expect("a job")).collect();
+    assert_eq!(jobs.len(), 3, "{said:?}");
+    jobs.sort_unstable_by_key(|job| sequence(*job, 0, range)[0]);
+    let same = jobs.windows(2).find(|pair| sequence(pair[0], 0, range)[0] == sequence(pair[1], 0, range)[0]);
+    let [one, other] = *same.expect("three of two") else { unreachable!() };
+    let program = "import os, socket, time\n\
+                   if os.environ['RANK'] == '0':\n    \
+                       s = socket.socket()\n    \
+                       s.bind(('', int(os.environ['MASTER_PORT'])))\n    \
+                       s.listen()\n    \
+                       print('bound', os.environ['MASTER_PORT'], flush=True)\n    \
+                       home, job = os.path.expanduser('~'), os.environ['SLURM_JOB_ID']\n    \
+                       open(home + '/up.' + job, 'w')\n    \
+                       while not os.path.exists(home + '/done'): time.sleep(0.1)\n";
+    common::readable(&sandbox.dir().join("home/trainer"), "bind.py", program);
+    let said = sandbox
+        .run(&format!(
+            "cd; step() {{ srun -Q --jobid=$1 -N2 -n2 --palingenesis=ports=24000-24001 /usr/bin/python3 bind.py & \
+                           for i in {{1..200}}; do [ -e up.$1 ] && break; sleep 0.1; done; }}
+             step {one}; step {other}; touch done; wait; scancel -u trainer"
+        ))
+        .ok();
+    let mut bound: Vec<&str> = said.out.lines().collect();
+    bound.sort_unstable();
+    assert_eq!(bound, ["bound 24000", "bound 24001"], "{said:?}");
+    let first = sequence(one, 0, range)[0];
+    let note = format!("palingenesis: note: port {first} is taken on n1; MASTER_PORT is {}", 48001 - first);
+    assert_eq!(said.ours(), [note], "{said:?}");
+}
+
+/// <https://github.com/NVIDIA/mlperf-common/pull/9>: a port cannot be reserved. Somebody
+/// takes the range's ports and gives them back all the time. Between the end of the
+/// pre-flight and rank 0's bind he may be quicker: then rank 0 says so, and srun that it
+/// was the first.
+#[test]
+fn where_somebody_grabs_ports_a_step_starts_or_says_what_is_wrong() {
+    let Some(sandbox) = up("grabbed", &["--nodes", "2"]) else { return };
+    let grab = "import random\ns.close()\nwhile True:\n  s = socket.socket()\n  \
+                try: s.bind(('', random.randrange(24000, 24008))); s.listen()\n  \
+                except OSError: pass\n  \
+                time.sleep(0.02); s.close()";
+    let bind = "import os, socket\nif os.environ['RANK'] == '0':\n    \
+                socket.socket().bind(('', int(os.environ['MASTER_PORT'])))\n";
+    common::readable(&sandbox.dir().join("home/trainer"), "bind.py", bind);
+    for _ in 0..if rounds() > 1 { 50 } else { 5 } {
+        let _stranger = Stranger::new(&sandbox, 24008, grab);
+        let said = sandbox.run("cd; srun -Q -N2 -n2 --palingenesis=ports=24000-24007 /usr/bin/python3 bind.py");
+        if said.code != 0 {
+            let first = said.ours().into_iter().any(|line| line.contains("rank 0 (n1, local rank 0) failed first"));
+            assert!(first && said.err.contains("Address already in use"), "{said:?}");
+        }
+    }
+}
+
 /// <https://github.com/NVIDIA/mlperf-common/pull/9>: the port of the script is another
 /// process's, and what is seen of it is a hang.
 #[test]
@@ -190,7 +253,7 @@ fn a_node_without_the_plugin_is_named() {
     assert_eq!((said.code, said.out.as_str()), (KILLED, "none\n"), "{said:?}");
     let [line] = said.ours()[..] else { panic!("{said:?}") };
     assert!(line.starts_with("palingenesis: error: 1 of 3 nodes did not come to the start within 5 s: n3; "), "{line}");
-    assert!(line.contains("srun -N1 -w n3 palingenesis doctor"), "{line}");
+    assert!(line.contains("srun -N1 -w n3 --palingenesis=show true"), "{line}");
     assert!(said.took > Duration::from_secs(4) && said.took < Duration::from_secs(25), "{said:?}");
 
     // preflight=warn: the others start all the same; off: at once.

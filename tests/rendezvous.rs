@@ -124,6 +124,14 @@ fn a_suffix_names_rank_0_on_another_network() {
     assert_eq!((run.said.code, run.labels().len()), (78, 0), "{:#?}", run.said);
     let line = run.said.ours().into_iter().find(|line| line.contains("node002")).unwrap_or_default();
     assert!(line.contains("node001-opa") && line.contains("suffix="), "{}", run.said.err);
+    // The nodes meet at that name's address, not at the node's: at this one is nobody.
+    std::io::Write::write_all(&mut file, b"10.99.0.77 node001-ib9\n").unwrap();
+    let run = slurm.try_record("srun --palingenesis=suffix=-ib9,timeout=4 -N2 -n2 RECORD a");
+    assert_ne!(run.said.code, 0, "{:#?}", run.said);
+    assert_eq!(run.labels(), Vec::<String>::new(), "a rank ran");
+    let reached = "node002 cannot reach rank 0's node node001 at 10.99.0.77:";
+    let line = run.said.ours().into_iter().find(|line| line.contains(reached)).unwrap_or_default();
+    assert!(line.contains("to which node001-ib9 resolves on node002"), "{}", run.said.err);
 }
 
 /// <https://github.com/nyu-systems/Grendel-GS/issues/9>: one machine cannot

@@ -122,6 +122,38 @@ fn each_node_warms_up_where_that_is_asked_for() {
     nothing_is_left(&sandbox);
 }
 
+/// The option comes with the job and again with srun
+/// (<https://github.com/NERSC/shifter/pull/190>: each use was one more).
+#[test]
+fn of_a_job_s_warm_up_and_its_srun_s_the_inner_one_runs_once() {
+    let Some(sandbox) = up("inner", &[]) else { return };
+    let run = |inner: &str| {
+        let outer = "--palingenesis --palingenesis-warm='echo job' --palingenesis-output=/nowhere/a/b";
+        sandbox.run(&format!("salloc -Q -N2 -n2 {outer} srun -N2 -n2 --palingenesis-output=$HOME {inner} true"))
+    };
+    assert_eq!(run("").ok().ours(), ["palingenesis: warm-up: job"]);
+    assert_eq!(run("--palingenesis-warm='echo step'").ok().ours(), ["palingenesis: warm-up: step"]);
+    assert_eq!(run("--palingenesis=off").ok().ours(), [""; 0]);
+}
+
+/// What a warm-up makes on a node's own disk is on that node only; the report is
+/// <https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/4207>. Where it ran on each node
+/// all of them have it.
+#[test]
+fn what_it_makes_on_one_node_only_is_told_with_the_cure() {
+    let Some(sandbox) = up("local", &["--namespace-per-node"]) else { return };
+    let make = "--palingenesis-warm='mkdir -p /tmp/env && touch /tmp/env/made'";
+    let run = |spec: &str, then: &str| {
+        sandbox.run(&format!("export UV_PROJECT_ENVIRONMENT=/tmp/env; srun -N2 -n2 --palingenesis{spec} {make} {then}"))
+    };
+    let said = run("", "true").ok();
+    let [line] = said.ours()[..] else { panic!("not one line: {said:?}") };
+    assert!(line.starts_with("palingenesis: warning: UV_PROJECT_ENVIRONMENT=/tmp/env is not on n2: "), "{line}");
+    assert!(line.contains("give warm-per=node"), "{line}");
+    let said = run("=warm-per=node", "test -e /tmp/env/made").ok();
+    assert_eq!(said.ours(), [""; 0], "{said:?}");
+}
+
 /// Exit code 78, no rank, one line that says why.
 #[track_caller]
 fn ends_the_step(sandbox: &Sandbox, said: &Said, parts: &[&str]) {

@@ -213,7 +213,8 @@ pub fn places(plan: &Plan, settings: &Settings, environment: &Environment, here:
                 }
             }
         }
-        Moment::Warmed => {
+        // One that ran on each node has made one on each.
+        Moment::Warmed if warms => {
             let below = |path: &str| match (path.starts_with('/'), &here.folder) {
                 (true, _) => Some(path.to_string()),
                 (false, folder) => folder.as_ref().map(|folder| format!("{}/{path}", folder.trim_end_matches('/'))),
@@ -226,7 +227,7 @@ pub fn places(plan: &Plan, settings: &Settings, environment: &Environment, here:
                 add(what, &path, Absence::Leave, false);
             }
         }
-        Moment::Start => {}
+        Moment::Start | Moment::Warmed => {}
     }
     places.truncate(MOST);
     places
@@ -887,5 +888,6 @@ mod tests {
         assert_eq!(at("warm=./louvre", &[], Moment::Warmed), [""; 0]);
         // On each node: nothing has to be shared for it.
         assert_eq!(at("cache=/c,warm=make,warm-per=node", &[], Moment::Start), ["cache /c/huggingface"]);
+        assert_eq!(at("cache=/c,warm=uv%20sync,warm-per=node", &named, Moment::Warmed), [""; 0]);
     }
 }

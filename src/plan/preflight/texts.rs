@@ -54,8 +54,8 @@ pub fn late(absent: &[String], unready: &[String], all: usize, seconds: u64) -> 
         let first = absent.first().map(String::as_str).unwrap_or_default();
         parts.push(format!(
             "{} did not come to the start within {seconds} s: {}; see whether they are up (sinfo -N -n {}) and whether \
-             palingenesis is installed and loaded there (srun -N1 -w {first} palingenesis doctor); if they only need longer, \
-             for an image to be imported say, give timeout=SECONDS",
+             palingenesis is installed and loaded there (srun -N1 -w {first} --palingenesis=show true prints a table if so); if \
+             they only need longer, for an image to be imported say, give timeout=SECONDS",
             nodes_of(absent.len(), all),
             names(absent),
             list(absent),
@@ -172,7 +172,8 @@ pub fn unreached(what: &Unreached) -> String {
         Fault::Refused => format!(
             "{start}: connection refused for {seconds} s: palingenesis is not loaded on {rank0}, or the step did not come to its \
              start there, or {address}{named} is another machine, or a firewall rejects; look at {rank0} \
-             (srun -N1 -w {rank0} palingenesis doctor), and let {ports} through between the nodes"
+             (srun -N1 -w {rank0} --palingenesis=show true prints a table if it is loaded), and let {ports} through between \
+             the nodes"
         ),
         Fault::Silent => match elsewhere(way, interfaces) {
             Some((out, right)) => format!(
@@ -242,7 +243,7 @@ pub fn rank_missing(ranks: &[u32], node: &str, late: Option<u64>) -> String {
         more => format!("{list} and {more} more"),
     };
     let what = match late {
-        Some(seconds) => format!("did not come to the start within {seconds} s"),
+        Some(seconds) => format!("did not come to the start within {seconds} s (gate= in plugstack.conf)"),
         None => "ended before the start".to_string(),
     };
     format!("local rank {list} on {node} {what}")
@@ -401,7 +402,7 @@ mod tests {
         let line = late(&["n3".into()], &[], 4, 5);
         for part in [
             "1 of 4 nodes did not come to the start within 5 s: n3",
-            "srun -N1 -w n3 palingenesis doctor",
+            "srun -N1 -w n3 --palingenesis=show true",
             "sinfo -N -n n3",
             "timeout=",
         ] {
@@ -445,7 +446,12 @@ mod tests {
                 "172.16.0.1",
                 &["leave by eth0", "ib0 is in 172.16.0.1's network", "iface=ib0"],
             ),
-            (Fault::Refused, "10.99.0.3", "10.99.0.1", &["connection refused", "to which n1 resolves on n3", "doctor"]),
+            (
+                Fault::Refused,
+                "10.99.0.3",
+                "10.99.0.1",
+                &["connection refused", "to which n1 resolves on n3", "-w n1 --palingenesis=show true"],
+            ),
             (Fault::NoRoute(101), "10.99.0.3", "10.99.0.1", &["network is unreachable", "ip route get 10.99.0.1"]),
             (Fault::NoRoute(113), "10.99.0.3", "10.99.0.1", &["no route to host"]),
             (Fault::Stranger, "10.99.0.3", "10.99.0.1", &["another program listens there", "/etc/hosts"]),
@@ -536,7 +542,10 @@ mod tests {
     #[test]
     fn ranks_and_endpoints() {
         assert_eq!(rank_missing(&[1], "n1", None), "local rank 1 on n1 ended before the start");
-        assert_eq!(rank_missing(&[1, 2], "n1", Some(3)), "local rank 1, 2 on n1 did not come to the start within 3 s");
+        assert_eq!(
+            rank_missing(&[1, 2], "n1", Some(3)),
+            "local rank 1, 2 on n1 did not come to the start within 3 s (gate= in plugstack.conf)"
+        );
         assert!(endpoint_hosts("other:29400", &[], 2).contains("nobody would host the store"));
         assert!(endpoint_hosts("x:1", &list(2), 4).contains("2 of 4 nodes have that address (n1 n2)"));
         assert!(untested("n7:29400", "10.99.0.1:20312").contains("not known"));
