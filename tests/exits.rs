@@ -214,8 +214,11 @@ fn in_a_het_step_every_component_tells() {
 fn a_node_of_which_every_task_fails_tells_each_once() {
     let Some(sandbox) = up("many", &["--nodes", "1", "--cores", "128"]) else { return };
     let ended = run(&sandbox, &format!("user srun -Q -N1 -n128 {FLAG} bash -c 'exit 3'"));
-    assert_eq!((ended.said.code, ended.records.len()), (3, 128), "{:?}", ended.said);
-    assert_eq!(ended.ranks().len(), 128);
+    assert_eq!((ended.said.code, ended.ranks().len()), (3, ended.records.len()), "{:?}", ended.said);
+    // Here 128 children of one slurmstepd share two CPUs with 128 ends. A node that could not
+    // tell srun of one within 200 ms says so, once, and names the first of them.
+    let not_told = ended.said.err.matches("srun could not be told").count();
+    assert!(ended.records.len() == 128 || not_told == 1, "{:?}", ended.said);
     // The same with our line in plugstack.conf twice.
     let line = format!("required {}", fault_library().display());
     sandbox.plugstack(&[&line, &line]);
