@@ -13,7 +13,8 @@ use super::{CpuSet, NetDevice, NodeFacts, files};
 use crate::facts::netdevs::NetKind;
 use crate::system::{access, limits};
 
-/// Devices whose packet size is read: a card's ports and what is made of them.
+/// Devices whose packet size is read: so many cards' ports and what is made of them, and
+/// as many others.
 const MOST_DEVICES: usize = 64;
 
 /// RDMA devices whose file is looked for.
@@ -61,14 +62,21 @@ pub(super) fn lanes_of_nics(root: &Path, nics: &[Nic]) -> Vec<Lanes> {
     straggler::lanes(root, nics.iter().filter_map(|nic| nic.place.as_ref()).map(|place| place.address))
 }
 
-/// The packet sizes of what may lead to other nodes.
+/// The packet sizes of what may lead to other nodes: whatever software made may carry
+/// the addresses, a bridge or a container's end of a cable too, but no port of a bridge.
 pub(super) fn mtus(root: &Path, devices: &[NetDevice]) -> Vec<(String, u32)> {
-    let lead = devices.iter().filter(|device| device.kind != NetKind::Virtual && device.name != "lo");
+    let class = root.join("sys/class/net");
     let of = |device: &NetDevice| {
-        let mtu = files::attribute(&root.join(format!("sys/class/net/{}/mtu", device.name)))?.parse().ok()?;
+        let mtu = files::attribute(&class.join(&device.name).join("mtu"))?.parse().ok()?;
         Some((device.name.clone(), mtu))
     };
-    lead.filter_map(of).take(MOST_DEVICES).collect()
+    let leads = |device: &&NetDevice| {
+        let virtual_ = device.kind == NetKind::Virtual;
+        device.name != "lo" && !(virtual_ && (!device.up || class.join(&device.name).join("master").exists()))
+    };
+    let (made, cards): (Vec<_>, Vec<_>) =
+        devices.iter().filter(leads).partition(|device| device.kind == NetKind::Virtual);
+    [cards, made].into_iter().flat_map(|kind| kind.into_iter().filter_map(of).take(MOST_DEVICES)).collect()
 }
 
 /// The files of RDMA devices.
@@ -217,6 +225,31 @@ mod tests {
             (node.machine.mtu("eth0"), node.machine.mtu("ib0"), node.machine.mtu("lo")),
             (Some(9000), Some(2044), None)
         );
+    }
+
+    /// A node with an end of a cable for each of its containers, most of them ports of a
+    /// bridge, and one, the last, by which it reaches the others.
+    #[test]
+    fn what_software_made_leads_to_other_nodes_too() {
+        let tree = Tree::new("mtus-virtual");
+        let make = |name: &str, flags: &str, mtu: &str| {
+            let place = format!("sys/devices/virtual/net/{name}");
+            tree.file(&format!("{place}/flags"), &format!("{flags}\n")).file(&format!("{place}/mtu"), mtu);
+            let entry = tree.root().join("sys/class/net").join(name);
+            std::os::unix::fs::symlink(format!("../../devices/virtual/net/{name}"), entry).unwrap();
+            tree.root().join(place)
+        };
+        std::fs::create_dir_all(tree.root().join("sys/class/net")).unwrap();
+        make("br0", "0x1003", "1500\n");
+        make("down", "0x1002", "1500\n");
+        for number in 0..200 {
+            let port = make(&format!("veth{number}"), "0x1003", "1500\n");
+            std::os::unix::fs::symlink("../br0", port.join("master")).unwrap();
+        }
+        make("veth999", "0x1003", "1400\n");
+        let devices = super::super::netdevs::devices(tree.root()).unwrap().unwrap();
+        assert!(devices.iter().all(|device| device.kind == NetKind::Virtual), "{devices:?}");
+        assert_eq!(mtus(tree.root(), &devices), [("br0".to_string(), 1500), ("veth999".to_string(), 1400)]);
     }
 
     #[test]
