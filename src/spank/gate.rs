@@ -12,6 +12,7 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use super::orphan::orphaned;
 use crate::system::shared::{SharedWords, wait_for_change, wake_all};
 
 pub use meeting::Meeting;
@@ -69,6 +70,8 @@ pub enum Outcome {
     Gone(Vec<u32>),
     /// These local ranks did not come in time.
     Late(Vec<u32>),
+    /// slurmstepd was killed.
+    Orphaned,
 }
 
 /// Who of the node's ranks is here, at a look.
@@ -84,6 +87,8 @@ pub enum Roll {
     Gone(Vec<u32>),
     /// These local ranks did not come in time.
     Late(Vec<u32>),
+    /// slurmstepd was killed.
+    Orphaned,
 }
 
 /// How waiting for the verdict ended.
@@ -97,6 +102,8 @@ pub enum Verdict {
     LeaderGone,
     /// The leader did not come in time, or gave none.
     LeaderLate,
+    /// slurmstepd was killed.
+    Orphaned,
 }
 
 /// The node's gate.
@@ -240,6 +247,9 @@ impl Gate {
         if self.is_closed() {
             return Roll::Closed;
         }
+        if orphaned() {
+            return Roll::Orphaned;
+        }
         let gone = self.in_state(GONE);
         if !gone.is_empty() {
             return Roll::Gone(gone);
@@ -273,6 +283,9 @@ impl Gate {
             if self.is_closed() {
                 return Verdict::Closed;
             }
+            if orphaned() {
+                return Verdict::Orphaned;
+            }
             let until = match self.slots().first().map(|slot| slot.load(Ordering::Acquire)) {
                 Some(GONE) => return Verdict::LeaderGone,
                 Some(0) => end.min(last),
@@ -284,6 +297,11 @@ impl Gate {
             }
             wait_for_change(self.word(CHANGES), seen, left);
         }
+    }
+
+    /// Whether local rank 0 meets the other nodes.
+    pub fn leader_leads(&self) -> bool {
+        self.slots().first().is_some_and(|slot| slot.load(Ordering::Acquire) == WAITING)
     }
 
     /// Whether local rank 0 ended before it gave a verdict.
@@ -325,6 +343,9 @@ impl Gate {
             if missing.is_empty() {
                 let gone = self.in_state(GONE);
                 return if gone.is_empty() { Outcome::Open } else { Outcome::Gone(gone) };
+            }
+            if orphaned() {
+                return Outcome::Orphaned;
             }
             let left = self.until(&missing, end, absent).saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -476,6 +497,20 @@ mod tests {
         gate.arrive(0);
         assert_eq!(gate.roll(now, None), Roll::Late(vec![1]));
         assert_eq!(gate.roll(late, Some(now)), Roll::Late(vec![1]));
+    }
+
+    #[test]
+    fn nobody_waits_on_once_slurmstepd_was_killed() {
+        let gate = Gate::new(2).unwrap();
+        let seen = crate::system::child::run(LONG, || {
+            let late = Instant::now() + LONG;
+            super::super::orphan::pretend();
+            let met = gate.meet(1, 2, &crate::facts::task::Peer::default(), late);
+            gate.arrive(0);
+            let waited = (gate.leader_leads(), gate.roll(late, None), gate.wait_for_verdict(late, late));
+            format!("{met:?} {waited:?} {:?}", gate.pass(1, LONG, None)).into_bytes()
+        });
+        assert_eq!(String::from_utf8(seen.unwrap()).unwrap(), "Closed (true, Orphaned, Orphaned) Open");
     }
 
     #[test]

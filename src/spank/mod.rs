@@ -15,6 +15,7 @@ mod ffi;
 mod gate;
 mod host;
 mod kept;
+mod orphan;
 mod preflight;
 mod slurmstepd;
 mod srun;

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use super::gate::{Gate, Roll, Verdict};
 use super::host::{self, Handle};
 use super::kept::lock;
+use super::orphan::orphaned;
 use super::slurmstepd::with_node;
 use super::task::{Handed, Patience};
 use crate::EXIT_REFUSED;
 use crate::act::key::Key;
-use crate::act::preflight::rounds::{Node, Own, Rounds, SAID, clock, reason};
+use crate::act::preflight::rounds::{Node, Own, Rounds, SAID, UNHEARD, clock, reason};
 use crate::act::preflight::{Leader, Next, Outcome, Ranks, Terms, Waiting, Work, lead};
 use crate::config::{Preflight, Settings};
 use crate::facts::machine::Now;
@@ -122,7 +123,8 @@ pub fn tell_the_others(why: &str) {
         if !leads {
             terms.arrival = terms.arrival.min(TAKING_OVER);
         }
-        if !say_so(&terms, why) {
+        let told = say_so(&terms, why);
+        if !told || orphaned() {
             end_the_step(&known.step, known.settings.preflight);
         }
     }
@@ -130,7 +132,8 @@ pub fn tell_the_others(why: &str) {
 
 /// Meets the others to say that no rank starts. `false`: some do not know, and wait.
 fn say_so(terms: &Terms, why: &str) -> bool {
-    let mut failing = Failing { why: bare(why), stopping: None };
+    let why = if orphaned() { unheard(terms) } else { format!("{SAID}{}", bare(why)) };
+    let mut failing = Failing { why, stopping: None };
     lead(terms, &mut failing);
     !(terms.node_rank > 0 && terms.addresses.is_empty()) && told_in_time(terms, failing.stopping)
 }
@@ -174,8 +177,16 @@ fn bare(line: &str) -> String {
     line.trim().trim_start_matches("palingenesis: error: ").to_string()
 }
 
+/// Why no rank starts, for another node to tell: slurmstepd was killed, and what is written
+/// here reaches nobody.
+fn unheard(terms: &Terms) -> String {
+    let node = terms.nodes.get(terms.node_rank as usize).map_or("?", String::as_str);
+    format!("{}{}", if terms.node_rank == 0 { UNHEARD } else { "" }, texts::orphaned(node))
+}
+
 /// A leader whose node cannot start.
 struct Failing {
+    /// As the other nodes get it.
     why: String,
     /// Since when those that do not know are waited for.
     stopping: Option<Instant>,
@@ -183,7 +194,7 @@ struct Failing {
 
 impl Leader for Failing {
     fn ranks(&mut self) -> Ranks {
-        Ranks::Failed(format!("{SAID}{}", self.why))
+        Ranks::Failed(self.why.clone())
     }
 
     fn work(&mut self, _question: &[u8]) -> Box<dyn Work> {
@@ -302,6 +313,9 @@ fn follow(
             Verdict::Closed => exit_now(EXIT_REFUSED),
             Verdict::LeaderGone => None,
             Verdict::LeaderLate => Some(patience.limit.as_secs()),
+            // The leader sees it, too, and tells the others.
+            Verdict::Orphaned if gate.leader_leads() => exit_now(EXIT_REFUSED),
+            Verdict::Orphaned => None,
         };
         if !gate.takes_over() && other.get_or_insert_with(Instant::now).elapsed() < STANDING_IN {
             // Another rank does; its verdict follows, unless it was ended too.
@@ -309,7 +323,7 @@ fn follow(
             continue;
         }
         let what = texts::rank_missing(&[0], &step.node, late);
-        if settings.preflight == Preflight::Warn {
+        if settings.preflight == Preflight::Warn && !orphaned() {
             if gate.reports_missing() {
                 to_stderr(&format!("palingenesis: warning: {what}; {}\n", texts::STARTED));
             }
@@ -322,7 +336,8 @@ fn follow(
             && let Some(mut terms) = known.terms()
         {
             terms.arrival = terms.arrival.min(TAKING_OVER);
-            if !say_so(&terms, &what) || late.is_some() {
+            let told = say_so(&terms, &what);
+            if !told || late.is_some() || orphaned() {
                 end_the_step(step, settings.preflight);
             }
         }
@@ -356,6 +371,8 @@ struct AtGate<'a> {
     late: bool,
     /// Since when those that do not know that no rank starts are waited for.
     stopping: Option<Instant>,
+    /// What the others are told where slurmstepd was killed.
+    orphaned: String,
 }
 
 impl AtGate<'_> {
@@ -391,6 +408,11 @@ impl Own for AtGate<'_> {
             Roll::Coming => Ranks::Coming,
             Roll::Gone(ranks) => self.missing(&ranks, None),
             Roll::Late(ranks) => self.missing(&ranks, Some(self.patience.limit.as_secs())),
+            Roll::Orphaned => {
+                self.gate.close();
+                self.failed = Some(self.orphaned.clone());
+                Ranks::Failed(self.orphaned.clone())
+            }
             Roll::Closed => {
                 let why = self.gate.refusal().map(|line| bare(&line));
                 let why = why.unwrap_or_else(|| format!("a rank on {} cannot start", self.step.node));
@@ -449,6 +471,7 @@ fn lead_the_node(
         failed: None,
         late: false,
         stopping: None,
+        orphaned: unheard(terms),
     };
     if let Some(taken) = place.named.filter(|_| serves).and_then(|port| taken(port, &step.node)) {
         own.fail(&taken);
@@ -471,7 +494,10 @@ fn lead_the_node(
     let nodes_late = rounds.late();
     let line = rounds.over(&outcome);
     let told = told_in_time(terms, own.stopping);
-    let untold = own.late || nodes_late || !told || matches!(outcome, Outcome::Unreached(_) | Outcome::NoPort(_));
+    // Of the end of these tasks nobody tells srun.
+    let unheard = orphaned();
+    let untold =
+        own.late || nodes_late || !told || unheard || matches!(outcome, Outcome::Unreached(_) | Outcome::NoPort(_));
     match outcome {
         Outcome::Go { port, told } => {
             if let Some((offset, uncertainty)) = clock(&told) {

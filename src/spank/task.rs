@@ -15,7 +15,7 @@ use super::srun::{
     ADDRESS, CONTAINER, CPU_BIND, HANDED_OVER, HET, HOST, MARKS, MEM_BIND, MULTI_PROG, NONCE, REFUSAL, SPEC, TERMINAL,
     TOLD,
 };
-use super::{Failure, exits, kept};
+use super::{Failure, exits, kept, orphan};
 use crate::EXIT_REFUSED;
 use crate::act::environment::{TaskEnvironment, apply};
 use crate::act::key::Key;
@@ -68,6 +68,7 @@ fn take_away(handle: &mut Handle) -> Result<(), Failure> {
 /// not end within UnkillableStepTimeout. People see in ps what it waits for, too.
 pub fn make_killable(handle: Handle) {
     if flag_given(handle) {
+        orphan::keep_parent();
         // SAFETY: a C string shorter than the 16 bytes the kernel reads.
         unsafe { libc::prctl(libc::PR_SET_NAME, c"palingenesis".as_ptr()) };
     }
@@ -393,7 +394,7 @@ fn tell_of_node(plan: &Plan) {
 fn wait(gate: &Gate, patience: Patience, step: &Step) {
     let (missing, what) = match gate.pass(step.local_rank, patience.limit, patience.absent) {
         Outcome::Open => return,
-        Outcome::Closed => exit_now(EXIT_REFUSED),
+        Outcome::Closed | Outcome::Orphaned => exit_now(EXIT_REFUSED),
         Outcome::Gone(ranks) => (ranks, "ended before the start".to_string()),
         Outcome::Late(ranks) => (ranks, format!("did not come to the start within {} s", patience.limit.as_secs())),
     };
@@ -408,7 +409,7 @@ fn wait(gate: &Gate, patience: Patience, step: &Step) {
     }
 }
 
-/// A rank of this node has refused before the plan was made.
+/// A rank of this node has refused before the plan was made, or slurmstepd was killed.
 fn closed() -> ! {
     let why = with_node(|node| node.and_then(|node| node.gate.as_ref()).and_then(Gate::refusal));
     preflight::tell_the_others(&why.unwrap_or_else(|| "a rank cannot start".into()));

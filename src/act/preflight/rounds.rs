@@ -34,9 +34,12 @@ const LOOKING_UP: Duration = Duration::from_secs(5);
 /// Begins what [`Ranks::Failed`] says, for all others: the node has told it to the user.
 pub const SAID: &str = "told: ";
 
+/// Begins it where rank 0's node cannot tell it: the next node does.
+pub const UNHEARD: &str = "unheard: ";
+
 /// Such a reason, for a log.
 pub fn reason(why: &str) -> &str {
-    why.strip_prefix(SAID).unwrap_or(why)
+    why.strip_prefix(SAID).or_else(|| why.strip_prefix(UNHEARD)).unwrap_or(why)
 }
 
 /// How far a node's clock is ahead of the one of rank 0's node, and how wrong that may
@@ -416,6 +419,9 @@ impl<'a> Rounds<'a> {
             (self.node.plan.step.node.as_str(), place.nodes.first().map(String::as_str).unwrap_or_default());
         match outcome {
             Outcome::Go { .. } | Outcome::Failed(_) => None,
+            Outcome::Stop(why) if why.starts_with(UNHEARD) => {
+                (place.node_rank == 1).then(|| format!("{}; {}", reason(why), texts::LOOK_THERE))
+            }
             // A node's own fault is told there.
             Outcome::Stop(why) if why.starts_with(SAID) || !self.has_rank_0() => None,
             Outcome::Stop(why) if self.decided.as_ref() == Some(why) => Some(why.clone()),

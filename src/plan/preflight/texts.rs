@@ -249,6 +249,11 @@ pub fn rank_missing(ranks: &[u32], node: &str, late: Option<u64>) -> String {
     format!("local rank {list} on {node} {what}")
 }
 
+/// A node whose tasks nobody minds any more.
+pub fn orphaned(node: &str) -> String {
+    format!("slurmstepd on {node} was killed before the start")
+}
+
 /// What follows from it.
 pub const STOPPED: &str = "no rank of the step starts; look at that node (dmesg, its slurmd's log), or start all the same with \
                            preflight=warn";

@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use super::super::orphan::orphaned;
 use super::{Gate, HEADER};
 use crate::facts::CpuSet;
 use crate::facts::task::{Peer, Peers};
@@ -47,7 +48,7 @@ const KIND_BITS: u32 = 4;
 pub enum Meeting {
     /// All ranks of the node have the same of these.
     Over(Peers),
-    /// A rank refused: the others are not to start.
+    /// A rank refused, or slurmstepd was killed: the others are not to start.
     Closed,
 }
 
@@ -76,7 +77,7 @@ impl Gate {
         }
         loop {
             let seen = self.changes();
-            if self.is_closed() {
+            if self.is_closed() || orphaned() {
                 return Meeting::Closed;
             }
             let decision = self.decision().load(Ordering::SeqCst);
