@@ -564,6 +564,26 @@ fn a_node_or_rank_that_is_lost_while_the_others_wait_is_named() {
                 ..ROW
             },
             Row {
+                what: "n3's slurmstepd is killed while all wait for n4",
+                before: hold,
+                during: |nodes| {
+                    all_wait(nodes);
+                    nodes.signal("n3", "KILL", &nodes.slurmstepd("n3"));
+                },
+                says: &["slurmstepd on n3 was killed"],
+                ..ROW
+            },
+            Row {
+                what: "that of n1, where rank 0 is, is killed",
+                before: hold,
+                during: |nodes| {
+                    all_wait(nodes);
+                    nodes.signal("n1", "KILL", &nodes.slurmstepd("n1"));
+                },
+                says: &["slurmstepd on n1 was killed"],
+                ..ROW
+            },
+            Row {
                 what: "n3's slurmd is killed while all wait for n4, which then comes",
                 before: hold,
                 during: |nodes| {
