@@ -423,7 +423,12 @@ impl Own for AtGate<'_> {
         }
     }
 
-    fn stop(&mut self) {
+    fn stop(&mut self, why: Option<&str>) {
+        // Now: the user need not wait for nodes that are late, nor who fails end the step
+        // before it is told.
+        if let Some(why) = why {
+            say_why(self.gate, why);
+        }
         self.gate.close();
         self.stopping.get_or_insert_with(Instant::now);
     }

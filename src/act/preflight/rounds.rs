@@ -76,8 +76,8 @@ pub struct Node<'a> {
 pub trait Own {
     /// How far the node's ranks are.
     fn ranks(&mut self) -> Ranks;
-    /// No rank starts.
-    fn stop(&mut self);
+    /// No rank starts; why, where this node tells it.
+    fn stop(&mut self, why: Option<&str>);
     /// Tells the user: lines that end in newlines.
     fn say(&mut self, lines: &str);
 }
@@ -414,6 +414,10 @@ impl<'a> Rounds<'a> {
     /// The end, with what this node tells the user of it.
     pub fn over(mut self, outcome: &Outcome) -> Option<String> {
         self.clean(matches!(outcome, Outcome::Go { .. }));
+        self.line(outcome)
+    }
+
+    fn line(&self, outcome: &Outcome) -> Option<String> {
         let place = self.node.place;
         let (node, rank0) =
             (self.node.plan.step.node.as_str(), place.nodes.first().map(String::as_str).unwrap_or_default());
@@ -507,8 +511,9 @@ impl Leader for Rounds<'_> {
         self.own.say(&one_line(&text));
     }
 
-    fn stopping(&mut self, _outcome: &Outcome) {
-        self.own.stop();
+    fn stopping(&mut self, outcome: &Outcome) {
+        let line = self.line(outcome);
+        self.own.stop(line.as_deref());
     }
 }
 
