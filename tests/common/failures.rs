@@ -206,7 +206,7 @@ impl<'a> Nodes<'a> {
     }
 
     /// The process ids of the node's tasks that are with us, in the order of their
-    /// local ranks.
+    /// local ranks; not what those start, but tasks whose slurmstepd was killed.
     pub fn tasks(&self, node: &str) -> Vec<u32> {
         let found = self.root(
             node,
@@ -216,7 +216,7 @@ impl<'a> Nodes<'a> {
                    [ "$(readlink $process/ns/net)" = "$own" ] || continue
                    parent=$(sed -n 's/^PPid:\t//p' $process/status) 2>/dev/null || continue
                    { read -r name </proc/$parent/comm; } 2>/dev/null || continue
-                   [ "$name" != slurmstepd ] || echo ${process#/proc/}
+                   [ "$name" = palingenesis ] || echo ${process#/proc/}
                done"#,
         );
         let mut tasks: Vec<u32> = found.lines().filter_map(|line| line.parse().ok()).collect();
