@@ -374,13 +374,6 @@ fn one_each(records: &[ExitRecord]) -> Vec<&ExitRecord> {
     each
 }
 
-/// Whether ranks were refused and nobody else failed by itself: those that a signal ended
-/// were so with them, or are who the refusal tells of.
-pub fn only_refused(records: &[ExitRecord]) -> bool {
-    let refused = |record: &ExitRecord| class(record) == Class::Refused;
-    records.iter().any(refused) && records.iter().all(|record| refused(record) || class(record) == Class::Outside)
-}
-
 /// Judges. The order in which the records came does not matter.
 pub fn judge<'a>(records: &'a [ExitRecord], step: &StepEnd) -> Verdict<'a> {
     let all = one_each(records);

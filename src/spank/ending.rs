@@ -11,7 +11,7 @@ use super::host::{self, Handle, Layout};
 use super::kept::lock;
 use crate::act::rundir::{self, Kept};
 use crate::config::Settings;
-use crate::facts::exit::ExitRecord;
+use crate::facts::exit::{Ended, ExitRecord};
 use crate::facts::policy::Policy;
 use crate::facts::{Environment, job};
 use crate::plan::failure::{self, Circumstances, StepEnd};
@@ -112,8 +112,9 @@ pub fn report(records: Vec<ExitRecord>) {
     let last = records.iter().map(|record| record.rank.saturating_add(1)).max().unwrap_or(0);
     end.ranks = end.ranks.max(last);
     circumstances.now_ns = clock::now();
-    // Why nobody started the user has read.
-    if !failure::only_refused(&records) {
+    // Why nobody started the user has read, and it was nobody else's fault.
+    let refused = records.iter().all(|record| record.kind == Ended::Refused);
+    if !refused {
         let until = Instant::now() + ASKING;
         let jobs = scontrol(&["show", "job", "-o", &end.job.to_string()], until);
         let jobs = jobs.map(|text| job::jobs(&text)).unwrap_or_default();

@@ -395,19 +395,6 @@ fn a_refusal_comes_before_everything_else_and_keeps_its_line() {
     assert!(text.ends_with("why: no GPU at all"), "{text}");
 }
 
-/// A leader that asks Slurm to end the step is ended with it.
-#[test]
-fn ranks_that_were_ended_with_those_refused_are_no_failure() {
-    let refused = |rank| ended(rank, Ended::Refused, 1900);
-    assert!(only_refused(&[refused(5), refused(6)]));
-    assert!(only_refused(&[refused(5), signalled(0, libc::SIGKILL, 2000), signalled(1, libc::SIGTERM, 1000)]));
-    assert!(!only_refused(&[refused(5), exit(6, 1, 2000)]));
-    assert!(!only_refused(&[refused(5), signalled(6, libc::SIGSEGV, 2000)]));
-    assert!(!only_refused(&[refused(5), ExitRecord { oom: Oom::Killed, ..signalled(6, libc::SIGKILL, 2000) }]));
-    assert!(!only_refused(&[signalled(0, libc::SIGKILL, 2000)]));
-    assert!(!only_refused(&[]));
-}
-
 #[test]
 fn launchers_are_called_so() {
     let step = StepEnd { agents: true, ranks: 4, ..step() };
