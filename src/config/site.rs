@@ -36,6 +36,8 @@ pub struct SiteVariable {
     pub force: bool,
     /// Where it stands, for reports: `/etc/…/palingenesis.toml:12`.
     pub place: String,
+    /// Whether it stands in a section for some nodes, which others are meant to lack.
+    pub of_node: bool,
 }
 
 /// A profile that the site file defines.
@@ -223,6 +225,9 @@ impl Site {
             list.iter().rev().filter(fits).map(|selected| selected.section.clone()).collect()
         };
         let mut sections = fitting(&self.nodes, node);
+        for variable in sections.iter_mut().flat_map(|section| &mut section.env) {
+            variable.of_node = true;
+        }
         sections.extend(fitting(&self.partitions, partition));
         sections.push(self.top.clone());
 

@@ -658,6 +658,7 @@ mod tests {
                     value: "/site/nemo".into(),
                     force: false,
                     place: "palingenesis.toml:3".into(),
+                    of_node: false,
                 }],
                 ..SiteView::default()
             });
@@ -695,6 +696,7 @@ mod tests {
                 value: "/site/hf".into(),
                 force: true,
                 place: "palingenesis.toml:3".into(),
+                of_node: false,
             }],
             ..SiteView::default()
         });

@@ -26,7 +26,8 @@ const LAYERS: [(u32, &str); 6] = [
 ];
 
 fn variable(name: &str, value: &str, force: bool) -> SiteVariable {
-    SiteVariable { name: name.into(), value: value.into(), force, place: "palingenesis.toml:1".into() }
+    let place = "palingenesis.toml:1".into();
+    SiteVariable { name: name.into(), value: value.into(), force, place, of_node: false }
 }
 
 fn world(name: &str, layers: u32, container: bool) -> World {

@@ -376,7 +376,7 @@ impl Parser<'_> {
             }
             self.judge(&variable, value);
             let place = self.place(&variable.at);
-            list.push(SiteVariable { name: name.into(), value: value.into(), force, place });
+            list.push(SiteVariable { name: name.into(), value: value.into(), force, place, of_node: false });
         }
         Ok(())
     }

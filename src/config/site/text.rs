@@ -90,7 +90,7 @@ fn write_profile(text: &mut String, name: &str, profile: &SiteProfile) {
 
 fn write_variables(text: &mut String, variables: &[SiteVariable]) {
     for variable in variables {
-        let SiteVariable { name, value, force, place } = variable;
+        let SiteVariable { name, value, force, place, .. } = variable;
         let value = if is_secret(name) { "(hidden)".into() } else { printable(value) };
         let how = if *force { "force: above the user's own" } else { "default: below the user's own" };
         let line = place.rsplit(':').next().unwrap_or_default();

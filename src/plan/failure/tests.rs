@@ -410,7 +410,9 @@ fn names_and_lines_are_made_harmless() {
     one.node = format!("n\u{1b}[2J\n{}", "x".repeat(5000));
     one.gpu = Some("\u{9b}\r".into());
     one.line = Some(format!("\u{1b}]0;{}", "y".repeat(5000)));
-    let text = words(&[one], &step());
+    // Beside a failure of another rank's own: of refusals alone nothing is said.
+    assert_eq!(words(&[one.clone()], &step()), "");
+    let text = words(&[one, exit(1, 1, 0)], &step());
     assert!(text.lines().all(|line| !line.chars().any(char::is_control) && line.chars().count() < 2000), "{text}");
     assert_eq!(text.lines().count(), 2);
     // Nor do numbers that cannot be.

@@ -201,7 +201,12 @@ impl NodeReport {
 
     /// The same with the node it is about, as its leader sees it now.
     #[must_use]
-    pub fn with(self, plan: &Plan, facts: &Facts, settings: &Settings, now: &Now) -> NodeReport {
+    pub fn with(mut self, plan: &Plan, facts: &Facts, settings: &Settings, now: &Now) -> NodeReport {
+        // What the admin wrote for this node alone differs by intent.
+        for variable in facts.site.iter().flat_map(|site| &site.env).filter(|variable| variable.of_node) {
+            self.step.remove(&variable.name);
+        }
+        let common = self.hashed();
         let (node, task) = (facts.node, facts.task);
         let nvidia = node.topology.gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia);
         let seen: Vec<_> = nvidia.filter(|gpu| !task.gpus_hidden.contains(&gpu.place.address)).collect();
@@ -235,7 +240,7 @@ impl NodeReport {
             // A container that comes later brings its own.
             shm: now.shm.filter(|_| task.container != Container::ComesLater),
             activity: now.activity.clone(),
-            ..self
+            ..common
         }
     }
 
