@@ -395,7 +395,7 @@ fn slow_nodes_are_named_with_numbers() {
         ),
         (
             |report| (report.activity.load, report.activity.runnable) = (Some(19_200), Some(180)),
-            "node003: 94% of the CPUs there had work before the step came, on the other nodes 1%",
+            "node003: 100% of the CPUs there had work before the step came, on the other nodes 1%",
         ),
         (
             |report| report.activity.throttled = Some(41),
