@@ -27,7 +27,7 @@ one() {
     local took
     took=$("$sandbox" run --dir "$dir" -- timeout -k 3 60 bash -c '
         start=${EPOCHREALTIME/[.,]/}
-        srun -Q -N4 -n4 "--palingenesis=$1" /bin/true || exit
+        srun -Q -K -N4 -n4 "--palingenesis=$1" /bin/true || exit
         echo $((${EPOCHREALTIME/[.,]/} - start))' bash "$2") || {
         echo "preflight: a run failed ($1)" >&2
         exit 1
@@ -60,8 +60,21 @@ row() {
         'BEGIN { printf "%-26s %10.1f %9.1f - %6.1f %+10.1f\n", label, m / 1000, l / 1000, h / 1000, (m - b) / 1000 }'
 }
 
-printf '%-26s %10s %18s %10s\n' "srun -N4 -n4 /bin/true" "median ms" "25-75 % ms" "added ms"
+printf '%-26s %10s %18s %10s\n' "srun -K -N4 -n4 /bin/true" "median ms" "25-75 % ms" "added ms"
 row 'preflight=off' off
 row 'preflight=off, again' again
 row 'preflight=on' on
 row 'preflight=on, again' on-again
+
+# added LABEL SAMPLE SAMPLE: the median of what the second one took longer than the
+# first one, which ran just before it: what the machine's load does slowly cancels out.
+added() {
+    paste "$work/$2" "$work/$3" | awk '{ print $2 - $1 }' >"$work/differences"
+    awk -v label="$1" -v m="$(percentile "$work/differences" 50)" -v l="$(percentile "$work/differences" 25)" \
+        -v h="$(percentile "$work/differences" 75)" \
+        'BEGIN { printf "%-26s %10.1f %9.1f - %6.1f\n", label, m / 1000, l / 1000, h / 1000 }'
+}
+printf '\n%-26s %10s %18s\n' 'each run and the next' 'median ms' '25-75 % ms'
+added 'off, then on' off on
+added 'off, then on, again' again on-again
+added 'on, then off' on again

@@ -172,14 +172,17 @@ fn a_step_that_goes_on_when_one_rank_fails_is_told_so_at_its_start() {
     assert_eq!(said.of_no_kill, 1, "{said:#?}");
 }
 
-/// scancel of the job and of the step: with programs that die of it and
-/// programs that deal with it and exit as they like, in an allocation of srun's own and
-/// in a batch job.
+/// scancel of the job and of the step, and Ctrl-C (srun(1): a second one within a second
+/// ends the step; the first only tells of it): with programs that die of it and programs
+/// that deal with it and exit as they like, in an allocation of srun's own and in a batch
+/// job.
 #[test]
 fn nobody_is_blamed_where_somebody_ends_the_job() {
     let Some(sandbox) = up("cancel", &[]) else { return };
     let dies = "touch ~/up.$RANK; sleep 50";
-    let deals = "trap \"exit 1\" TERM; touch ~/up.$RANK; sleep 50 & wait";
+    // Leaves nothing behind that the next job would have to wait for.
+    let deals = "sleep 50 & own=$!; trap \"kill $own; exit 1\" TERM INT; touch ~/up.$RANK; wait";
+    let interrupt = "srun=$!; for i in {1..4}; do kill -INT $srun; sleep 0.3; done 2>/dev/null";
     let cancelled = |launch: &str, script: &str, what: &str| {
         sandbox.run(&format!(
             "rm -f ~/up.* ~/out; {launch} --palingenesis {STEP} bash -c '{script}' & \
@@ -189,7 +192,14 @@ fn nobody_is_blamed_where_somebody_ends_the_job() {
     for _ in 0..rounds().max(1) {
         for script in [dies, deals] {
             nobody(&cancelled("srun", script, "scancel $(squeue -h -o %A)"), "the job's cancellation");
+            let said = cancelled("srun", script, interrupt);
+            assert!(said.err.contains("srun: forcing job termination"), "{said:#?}");
+            nobody(&said, "the job's cancellation");
         }
+        // The first one ends nothing, and there is nothing to judge.
+        let said = cancelled("srun", "touch ~/up.$RANK; sleep 5", "kill -INT $!");
+        assert!(said.err.contains("tasks 0-15: running"), "{said:#?}");
+        assert_eq!(verdict(&said), [] as [&str; 0], "{said:#?}");
         // As scancel does with a step: by SIGKILL.
         nobody(&cancelled("srun", dies, "scancel $(squeue -h -s -o %i | grep 0$)"), "a signal to all of them");
         let batch = format!(

@@ -271,6 +271,30 @@ fn a_node_without_the_plugin_is_named() {
 }
 
 #[test]
+fn with_warn_findings_stop_nothing_but_a_refusal_and_a_failed_warm_up_do() {
+    let Some(sandbox) = up("warn", &["--nodes", "3", "--namespace-per-node"]) else { return };
+    let run = |options: &str| {
+        sandbox.run(&format!("srun -Q -N3 -n3 --palingenesis=preflight=warn,shared-local=off{options} echo ran"))
+    };
+    // Each node has a /tmp of its own.
+    let said = run(" --palingenesis-output=/tmp/run").ok();
+    assert_eq!(said.out, "ran\nran\nran\n", "{said:?}");
+    let [line] = said.ours()[..] else { panic!("{said:?}") };
+    assert!(line.starts_with("palingenesis: warning: output=/tmp/run is not on n2 and "), "{line}");
+    // One that only n2 refuses.
+    sandbox.run_as(&["--node", "n2"], "touch /tmp/cache", 20).ok();
+    for (options, line) in [
+        (",cache=/tmp/cache", "palingenesis: error: cache=/tmp/cache cannot be used on n2: "),
+        (" --palingenesis-warm='exit 3'", "palingenesis: error: the warm-up ('exit') ended with exit code 3 "),
+    ] {
+        let said = run(options);
+        assert_eq!((said.code, said.out.as_str()), (REFUSED, ""), "{said:?}");
+        let [told] = said.ours()[..] else { panic!("{said:?}") };
+        assert!(told.starts_with(line), "{told}");
+    }
+}
+
+#[test]
 fn a_step_of_one_node_meets_nobody() {
     let Some(sandbox) = up("one", &["--nodes", "1"]) else { return };
     // Nobody could listen on this port, and nobody does.

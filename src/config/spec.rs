@@ -108,7 +108,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "preflight",
         value: "on|off|warn",
-        meaning: "before the ranks start, the nodes meet at the port the training will use and compare what must be equal (default on, for more than one node); warn: what is found stops nothing",
+        meaning: "before the ranks start, the nodes meet at the port the training will use and compare what must be equal (default on, for more than one node); warn: what they find stops nothing; a rank that cannot start and a warm-up that fails still stop all ranks",
     },
     Key {
         name: "timeout",

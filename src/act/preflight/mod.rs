@@ -7,6 +7,7 @@
 //! and what the answers come to is the [`Leader`]'s: see `rounds`. No thread, no
 //! wait without a deadline.
 
+mod clocks;
 mod ring;
 pub mod rounds;
 pub mod shared;
@@ -100,6 +101,8 @@ pub trait Leader {
     /// Begins to answer a question.
     /// It borrows nothing of the leader, whose ranks are looked at meanwhile.
     fn work(&mut self, question: &[u8]) -> Box<dyn Work>;
+    /// On rank 0's node: this node's answer has just come, its own too. Before the others'.
+    fn answered(&mut self, _node_rank: u32) {}
     /// On rank 0's node: the question of this round, from 0. `answers` are every node's to
     /// the question before, by node rank; there are none before the first, when all nodes
     /// are here with all of their ranks.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::clocks::{Clock, Clocks};
 use super::ring::{self, Listening, RingFault};
 use super::{Attempt, Leader, Next, Outcome, Ranks, Unreachable, Waiting, Work, shared};
 use crate::act::key::Key;
@@ -20,7 +21,7 @@ use crate::facts::machine;
 use crate::facts::network::{Interface, Resolution, resolve};
 use crate::plan::preflight::compare::compare;
 use crate::plan::preflight::directories::{self, Moment, Token};
-use crate::plan::preflight::report::{NodeReport, clock_offset};
+use crate::plan::preflight::report::NodeReport;
 use crate::plan::preflight::{self as judged, ENDPOINT_HOST, MeetingPlace, NODE_TO_NODE, texts};
 use crate::plan::warmup::{self, WarmOutcome, WarmSpec};
 use crate::plan::{Facts, Plan, Warning};
@@ -41,10 +42,6 @@ pub const UNHEARD: &str = "unheard: ";
 pub fn reason(why: &str) -> &str {
     why.strip_prefix(SAID).or_else(|| why.strip_prefix(UNHEARD)).unwrap_or(why)
 }
-
-/// How far a node's clock is ahead of the one of rank 0's node, and how wrong that may
-/// be, in nanoseconds.
-pub type Clock = (i64, u64);
 
 /// Reads what a node is told when the ranks start.
 pub fn clock(told: &[u8]) -> Option<Clock> {
@@ -95,6 +92,8 @@ enum Question {
     Look { warmed: bool, tokens: Vec<Token> },
     /// To run the warm-up.
     Warm,
+    /// What time it is there, in nanoseconds since 1970, at once.
+    Clock,
     /// Nothing.
     Nothing,
 }
@@ -130,6 +129,7 @@ enum Stage {
     Write(Moment),
     Look(Moment),
     Warm,
+    Clock,
 }
 
 /// The rounds, as a node's leader goes through them.
@@ -139,10 +139,7 @@ pub struct Rounds<'a> {
     key: Key,
     listening: Option<Listening>,
     began: Instant,
-    /// When the reports were asked for, by the wall clock.
-    asked_at: u64,
-    /// How far each node's clock is ahead of this one's, and how wrong that may be.
-    clocks: Vec<Option<Clock>>,
+    clocks: Clocks,
     stage: Stage,
     tokens: Vec<Token>,
     warm: Option<WarmSpec>,
@@ -155,6 +152,7 @@ pub struct Rounds<'a> {
 impl<'a> Rounds<'a> {
     /// Before the nodes have met. `key` is the launch's.
     pub fn new(node: Node<'a>, own: &'a mut dyn Own, key: &Key) -> Rounds<'a> {
+        let nodes = node.place.nodes.len();
         let warm = warmup::wanted(node.settings, node.facts.step, node.environment, &here());
         Rounds {
             node,
@@ -162,8 +160,7 @@ impl<'a> Rounds<'a> {
             key: key.derive("ring"),
             listening: None,
             began: Instant::now(),
-            asked_at: 0,
-            clocks: Vec::new(),
+            clocks: Clocks::new(nodes),
             stage: Stage::Nothing,
             tokens: Vec::new(),
             warm,
@@ -187,6 +184,7 @@ impl<'a> Rounds<'a> {
     /// The same question to all.
     fn ask_all(&mut self, stage: Stage, question: impl Fn(usize) -> Question) -> Next {
         self.stage = stage;
+        self.clocks.ask(machine::clock());
         Next::Ask((0..self.nodes().len()).map(|node| bytes(&question(node))).collect())
     }
 
@@ -205,9 +203,23 @@ impl<'a> Rounds<'a> {
         why.map(|why| self.stop(why))
     }
 
-    /// What each node is told when they start: how far its clock is off.
+    /// After the nodes have said what time it is there.
+    fn timed(&mut self, answers: &[Vec<u8>]) -> Next {
+        for (node, answer) in answers.iter().enumerate() {
+            if let Ok(said) = serde_json::from_slice(answer) {
+                self.clocks.said(node, said);
+            }
+        }
+        self.go()
+    }
+
+    /// What each node is told when they start: how far its clock is off. What a busy node
+    /// needed for its report is no part of that: where it was long, it is asked again.
     fn go(&mut self) -> Next {
-        let clock = |node| bytes(&self.clocks.get(node).copied().flatten());
+        if self.clocks.again() {
+            return self.ask_all(Stage::Clock, |_| Question::Clock);
+        }
+        let clock = |node| bytes(&self.clocks.of(node));
         Next::Go((0..self.nodes().len()).map(clock).collect())
     }
 
@@ -244,7 +256,6 @@ impl<'a> Rounds<'a> {
 
     /// After the reports.
     fn reported(&mut self, answers: &[Vec<u8>]) -> Next {
-        let answered = machine::clock();
         let brought: Vec<Option<Brought>> = answers.iter().map(|answer| serde_json::from_slice(answer).ok()).collect();
         let mut found = Vec::new();
         let mut reports = Vec::new();
@@ -254,7 +265,7 @@ impl<'a> Rounds<'a> {
             match NodeReport::from_bytes(text) {
                 Ok(report) => {
                     let report = report.placed(&node, rank);
-                    reports.push(NodeReport { met: Some((self.asked_at, answered)), ..report });
+                    reports.push(NodeReport { met: self.clocks.met(reports.len()), ..report });
                 }
                 Err(why) => {
                     let why = format!("{node} brought no report that can be read: {why}; update palingenesis there");
@@ -262,13 +273,11 @@ impl<'a> Rounds<'a> {
                 }
             }
         }
-        self.clocks = reports
-            .iter()
-            .map(|report| {
-                let (offset, uncertainty) = clock_offset(report.clock?, self.asked_at, answered);
-                Some((offset.try_into().ok()?, uncertainty.try_into().ok()?))
-            })
-            .collect();
+        for (node, report) in reports.iter().enumerate() {
+            if let Some(said) = report.clock {
+                self.clocks.said(node, said);
+            }
+        }
         found.extend(compare(&reports));
         found.extend(self.endpoint(&brought));
         if let Some(stop) = self.judge(found) {
@@ -468,6 +477,7 @@ impl Leader for Rounds<'_> {
                 Box::new(shared::looking(self.places(moment(warmed)), tokens, &self.node.plan.step))
             }
             Ok(Question::Warm) => self.warm(),
+            Ok(Question::Clock) => done(bytes(&machine::clock())),
             Ok(Question::Nothing) | Err(_) => done(b"null".to_vec()),
         }
     }
@@ -475,7 +485,6 @@ impl Leader for Rounds<'_> {
     fn next(&mut self, _round: usize, answers: &[Vec<u8>]) -> Next {
         match self.stage {
             Stage::Nothing => {
-                self.asked_at = machine::clock();
                 let hash = self.node.report.hash.clone();
                 // Its own plan this node has to see whole.
                 let of = |node| if node == 0 { String::new() } else { hash.clone() };
@@ -486,7 +495,12 @@ impl Leader for Rounds<'_> {
             Stage::Write(moment) => self.written(moment, answers),
             Stage::Look(moment) => self.seen(moment, answers),
             Stage::Warm => self.warmed(answers),
+            Stage::Clock => self.timed(answers),
         }
+    }
+
+    fn answered(&mut self, node_rank: u32) {
+        self.clocks.answered(usize::try_from(node_rank).unwrap_or(usize::MAX), machine::clock());
     }
 
     fn without(&mut self, waiting: &Waiting) -> Next {

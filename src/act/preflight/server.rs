@@ -156,6 +156,7 @@ impl Server<'_> {
         if node.asked && node.answer.is_none() {
             node.answer = Some(answer);
             self.missing -= 1;
+            self.leader.answered(node_rank);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Whole launches over loopback, each node a thread with a leader that answers as the
 //! test says.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
@@ -35,6 +36,8 @@ struct Script {
 #[derive(Default)]
 struct Seen {
     answers: Vec<Vec<Vec<u8>>>,
+    /// Whose answer came, one after the other.
+    answered: Vec<u32>,
     told: Vec<Waiting>,
     without: Vec<Waiting>,
     stopping: Vec<Outcome>,
@@ -105,6 +108,9 @@ impl Leader for Fake {
             done: false,
             dropped: self.dropped.clone(),
         })
+    }
+    fn answered(&mut self, node_rank: u32) {
+        self.seen.lock().unwrap().answered.push(node_rank);
     }
     fn next(&mut self, round: usize, answers: &[Vec<u8>]) -> Next {
         self.seen.lock().unwrap().answers.push(answers.to_vec());
@@ -238,8 +244,14 @@ fn all_nodes_answer_every_round_and_start_by_ipv4_and_ipv6() {
             });
             let seen = running[0].seen.clone();
             all_go(&terms, running, terms.ports[0]);
-            let answers = &seen.lock().unwrap().answers;
+            let Seen { answers, answered, .. } = &*seen.lock().unwrap();
             assert_eq!(answers.len(), 4);
+            // Each as it came, before the next question.
+            for answered in answered.chunks(nodes) {
+                let each: BTreeSet<usize> = answered.iter().map(|node| *node as usize).collect();
+                assert_eq!(each, (0..nodes).collect());
+            }
+            assert_eq!(answered.len(), 3 * nodes);
             for (round, answers) in answers.iter().enumerate().skip(1) {
                 for (node, given) in answers.iter().enumerate() {
                     assert_eq!(*given, answer(u32::try_from(node).unwrap(), &question(round - 1, node), 4096));
