@@ -10,7 +10,7 @@
 //! finds it empty; launches that use a place at the same time make it again for each other.
 //!
 //! Removed is only what is certainly a token or a try that nobody needs any more:
-//! [`stale`].
+//! `stale` says which.
 
 use std::cell::Cell;
 use std::io;
