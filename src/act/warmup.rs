@@ -821,7 +821,10 @@ mod tests {
     fn one_that_was_stopped_for_long_starts_again_behind_the_other() {
         let place = Place::new();
         let log = "echo begin $$ >>PLACE/log; sleep 2; echo end $$ >>PLACE/log";
-        let (mut first, said) = start(place.spec(&format!("echo $PPID >PLACE/supervisor; {log}"), 60));
+        // Only its first time takes long: what runs on after SIGCONT must be ended, not end.
+        let first = "echo $PPID >PLACE/supervisor; echo begin $$ >>PLACE/log; mkdir PLACE/once 2>/dev/null && sleep 50; \
+                     echo end $$ >>PLACE/log";
+        let (mut first, said) = start(place.spec(first, 60));
         until("it does not start", || {
             let _ = first.advance();
             place.read("log").contains("begin")
