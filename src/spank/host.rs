@@ -9,12 +9,13 @@ use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use thiserror::Error;
 
 use super::ffi;
+use super::kept::lock;
 use crate::act::environment::TaskEnvironment;
 use crate::act::launch::TaskCommand;
 use crate::facts::Environment;
@@ -618,37 +619,44 @@ fn node_address_from_controller(name: &CStr) -> Option<String> {
     text.and_then(|text| word_of(&text, "NodeAddr=").next().map(String::from))
 }
 
-/// slurm.conf as this program goes by it, in the form of `scontrol show config`; read
-/// once. Nothing is asked of the controller: srun has it in its memory.
-pub fn controller_conf() -> Option<&'static str> {
-    static TEXT: OnceLock<Option<String>> = OnceLock::new();
-    TEXT.get_or_init(|| {
-        // SAFETY: signatures of slurm.h and src/common/read_config.h.
-        let (print, lock, unlock) = unsafe {
-            (
-                find::<PrintConf>(c"slurm_print_ctl_conf")?,
-                find::<ConfLock>(c"slurm_conf_lock")?,
-                find::<ConfUnlock>(c"slurm_conf_unlock")?,
-            )
-        };
-        // SAFETY: takes nothing; reads the file if that has not been done, and gives the
-        // structure, which is static.
-        let conf = unsafe { lock() };
-        // SAFETY: locked above, in this thread. Nobody in srun reads the file again, and
-        // the printer may want the lock for itself.
-        unsafe { unlock() };
-        if conf.is_null() {
-            return None;
-        }
-        // SAFETY: the printer of that structure, whose fields are left to it.
-        unsafe { written(|stream| print(stream, conf)) }
-    })
-    .as_deref()
+/// slurm.conf as this program goes by it, in the form of `scontrol show config`. Nothing
+/// is asked of the controller: srun has it in its memory.
+fn controller_conf() -> Option<String> {
+    // SAFETY: signatures of slurm.h and src/common/read_config.h.
+    let (print, lock, unlock) = unsafe {
+        (
+            find::<PrintConf>(c"slurm_print_ctl_conf")?,
+            find::<ConfLock>(c"slurm_conf_lock")?,
+            find::<ConfUnlock>(c"slurm_conf_unlock")?,
+        )
+    };
+    // SAFETY: takes nothing; reads the file if that has not been done, and gives the
+    // structure, which is static.
+    let conf = unsafe { lock() };
+    // SAFETY: locked above, in this thread. Nobody in srun reads the file again, and
+    // the printer may want the lock for itself.
+    unsafe { unlock() };
+    if conf.is_null() {
+        return None;
+    }
+    // SAFETY: the printer of that structure, whose fields are left to it.
+    unsafe { written(|stream| print(stream, conf)) }
+}
+
+/// The text of [`controller_conf`], printed once; given back at srun's end, since Slurm
+/// unloads us.
+static CONF: Mutex<Option<String>> = Mutex::new(None);
+
+/// Gives it back.
+pub fn forget_conf() {
+    *lock(&CONF) = None;
 }
 
 /// The value of `name` there.
-pub fn conf_value(name: &str) -> Option<&'static str> {
-    value_in_conf(controller_conf()?, name)
+pub fn conf_value(name: &str) -> Option<String> {
+    let mut conf = lock(&CONF);
+    let text = conf.get_or_insert_with(|| controller_conf().unwrap_or_default());
+    value_in_conf(text, name).map(String::from)
 }
 
 fn value_in_conf<'a>(text: &'a str, name: &str) -> Option<&'a str> {

@@ -573,6 +573,7 @@ pub fn exit() {
     *lock(&APART_GIVEN) = [const { None }; APART.len()];
     *lock(&SETTINGS) = None;
     *lock(&TOLD_LINES) = Vec::new();
+    host::forget_conf();
 }
 
 /// Addresses of `node`: its NodeAddr, looked up if it is a name.

@@ -8,7 +8,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::report::{HASHED, NodeReport, Port, clock_offset};
+use super::report::{HASHED, NodeReport, OF_NODE, Port, clock_offset};
 use crate::config::printable;
 use crate::plan::checks::{Findings, Phase, Rule, elsewhere};
 use crate::plan::{Severity, Warning};
@@ -232,6 +232,10 @@ fn unlike(
     let mut number = 0;
     for key in keys {
         if !users && plans.iter().any(|(plan, _)| plan.env.contains_key(key)) {
+            continue;
+        }
+        // Meant to differ.
+        if plans.iter().any(|(plan, _)| plan.step.get(key).is_some_and(|value| value == OF_NODE)) {
             continue;
         }
         let values = plans.iter().flat_map(|(plan, places)| {

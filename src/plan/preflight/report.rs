@@ -106,6 +106,9 @@ pub struct NodeReport {
     pub met: Option<(u64, u64)>,
 }
 
+/// In place of a value that the site file has for that node alone: no value of a variable.
+pub const OF_NODE: &str = "\0";
+
 /// A port of an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -204,7 +207,9 @@ impl NodeReport {
     pub fn with(mut self, plan: &Plan, facts: &Facts, settings: &Settings, now: &Now) -> NodeReport {
         // What the admin wrote for this node alone differs by intent.
         for variable in facts.site.iter().flat_map(|site| &site.env).filter(|variable| variable.of_node) {
-            self.step.remove(&variable.name);
+            if let Some(value) = self.step.get_mut(&variable.name) {
+                *value = OF_NODE.into();
+            }
         }
         let common = self.hashed();
         let (node, task) = (facts.node, facts.task);
