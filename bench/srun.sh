@@ -26,7 +26,7 @@ one() {
     local took
     took=$("$sandbox" run --dir "$dir" -- timeout -k 3 60 bash -c '
         start=${EPOCHREALTIME/[.,]/}
-        srun -N2 -n4 "$@" /bin/true || exit
+        srun -K -N2 -n4 "$@" /bin/true || exit
         echo $((${EPOCHREALTIME/[.,]/} - start))' bash "${@:2}") || {
         echo "srun: a run failed ($1)" >&2
         exit 1
@@ -53,7 +53,7 @@ done
 percentile() { sort -n "$1" | awk -v p="$2" '{ v[NR] = $1 } END { i = int((NR - 1) * p / 100 + 0.5) + 1; print v[i] }'; }
 
 base=$(percentile "$work/absent" 50)
-printf '%-26s %10s %18s %10s\n' "srun -N2 -n4 /bin/true" "median ms" "25-75 % ms" "ratio"
+printf '%-26s %10s %18s %10s\n' "srun -K -N2 -n4 /bin/true" "median ms" "25-75 % ms" "ratio"
 for sample in absent absent-again installed flag; do
     case $sample in
     absent) label='plugin absent' ;;

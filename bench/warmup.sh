@@ -35,12 +35,12 @@ one() {
     echo "$took" >>"$work/$1"
 }
 
-two='srun -N1 -n1 /bin/true && srun --palingenesis /bin/true'
+two='srun -N1 -n1 /bin/true && srun -K --palingenesis /bin/true'
 round() {
-    one one 'srun --palingenesis --palingenesis-warm=/bin/true /bin/true'
+    one one 'srun -K --palingenesis --palingenesis-warm=/bin/true /bin/true'
     one two "$two"
-    one one-again 'srun --palingenesis --palingenesis-warm=/bin/true /bin/true'
-    one plain 'srun --palingenesis /bin/true'
+    one one-again 'srun -K --palingenesis --palingenesis-warm=/bin/true /bin/true'
+    one plain 'srun -K --palingenesis /bin/true'
 }
 
 round # the first of each warms caches up
