@@ -11,13 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 rounds=${1:-25}
-sandbox=tests/sandbox/slurm-sandbox
-cargo build --release --lib --quiet
-library=$(realpath "${CARGO_TARGET_DIR:-target}/release/libpalingenesis.so")
-work=$(mktemp -d)
-chmod 711 "$work" # the cluster's user must get through
-dir=$work/cluster
-trap '"$sandbox" down --dir "$dir" >/dev/null 2>&1 || true; rm -rf -- "$work"' EXIT
+. bench/common.sh
 cp -- "$library" "$work/spank_palingenesis.so"
 SLURM_SANDBOX_BIND=$work "$sandbox" up --dir "$dir" --nodes 4 --namespace-per-node \
     --plugstack "optional $work/spank_palingenesis.so" >/dev/null
@@ -49,9 +43,6 @@ rm -f "$work"/{off,on,again,on-again}
 for ((run = 0; run < rounds; run++)); do
     round
 done
-
-# percentile FILE P
-percentile() { sort -n "$1" | awk -v p="$2" '{ v[NR] = $1 } END { i = int((NR - 1) * p / 100 + 0.5) + 1; print v[i] }'; }
 
 # row LABEL SAMPLE: its median and middle half, and what it is above the first row's median.
 row() {

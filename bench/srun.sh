@@ -12,13 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 runs=${1:-25}
-sandbox=tests/sandbox/slurm-sandbox
-cargo build --release --lib --quiet
-library=$(realpath "${CARGO_TARGET_DIR:-target}/release/libpalingenesis.so")
-work=$(mktemp -d)
-chmod 711 "$work" # the cluster's user must get through
-dir=$work/cluster
-trap '"$sandbox" down --dir "$dir" >/dev/null 2>&1 || true; rm -rf -- "$work"' EXIT
+. bench/common.sh
 "$sandbox" up --dir "$dir" --nodes 2 >/dev/null
 
 # one SAMPLE [FLAG]: microseconds of one srun, measured inside the cluster.
@@ -49,19 +43,8 @@ for ((run = 0; run < runs; run++)); do
     round
 done
 
-# percentile FILE P
-percentile() { sort -n "$1" | awk -v p="$2" '{ v[NR] = $1 } END { i = int((NR - 1) * p / 100 + 0.5) + 1; print v[i] }'; }
-
-base=$(percentile "$work/absent" 50)
 printf '%-26s %10s %18s %10s\n' "srun -K -N2 -n4 /bin/true" "median ms" "25-75 % ms" "ratio"
-for sample in absent absent-again installed flag; do
-    case $sample in
-    absent) label='plugin absent' ;;
-    absent-again) label='plugin absent, again' ;;
-    installed) label='installed, without flag' ;;
-    flag) label='with --palingenesis' ;;
-    esac
-    awk -v label="$label" -v m="$(percentile "$work/$sample" 50)" -v l="$(percentile "$work/$sample" 25)" \
-        -v h="$(percentile "$work/$sample" 75)" -v b="$base" \
-        'BEGIN { printf "%-26s %10.1f %9.1f - %6.1f %10.3f\n", label, m / 1000, l / 1000, h / 1000, m / b }'
-done
+ratio 26 'plugin absent' absent absent
+ratio 26 'plugin absent, again' absent-again absent
+ratio 26 'installed, without flag' installed absent
+ratio 26 'with --palingenesis' flag absent

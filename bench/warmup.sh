@@ -12,13 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 runs=${1:-25}
-sandbox=tests/sandbox/slurm-sandbox
-cargo build --release --lib --quiet
-library=$(realpath "${CARGO_TARGET_DIR:-target}/release/libpalingenesis.so")
-work=$(mktemp -d)
-chmod 711 "$work" # the cluster's user must get through
-dir=$work/cluster
-trap '"$sandbox" down --dir "$dir" >/dev/null 2>&1 || true; rm -rf -- "$work"' EXIT
+. bench/common.sh
 "$sandbox" up --dir "$dir" --nodes 2 --cores 4 --plugstack "optional $library" >/dev/null
 
 # one SAMPLE COMMANDS: microseconds of them inside one allocation, as in a batch script.
@@ -49,19 +43,8 @@ for ((run = 0; run < runs; run++)); do
     round
 done
 
-# percentile FILE P
-percentile() { sort -n "$1" | awk -v p="$2" '{ v[NR] = $1 } END { i = int((NR - 1) * p / 100 + 0.5) + 1; print v[i] }'; }
-
-base=$(percentile "$work/one" 50)
 printf '%-34s %10s %18s %10s\n' "2 nodes, 4 ranks" "median ms" "25-75 % ms" "ratio"
-for sample in one one-again two plain; do
-    case $sample in
-    one) label='one srun with a warm-up' ;;
-    one-again) label='one srun with a warm-up, again' ;;
-    two) label='two sruns, the first to warm up' ;;
-    plain) label='one srun without a warm-up' ;;
-    esac
-    awk -v label="$label" -v m="$(percentile "$work/$sample" 50)" -v l="$(percentile "$work/$sample" 25)" \
-        -v h="$(percentile "$work/$sample" 75)" -v b="$base" \
-        'BEGIN { printf "%-34s %10.1f %9.1f - %6.1f %10.3f\n", label, m / 1000, l / 1000, h / 1000, m / b }'
-done
+ratio 34 'one srun with a warm-up' one one
+ratio 34 'one srun with a warm-up, again' one-again one
+ratio 34 'two sruns, the first to warm up' two one
+ratio 34 'one srun without a warm-up' plain one
