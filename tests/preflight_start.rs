@@ -241,6 +241,22 @@ fn one_rank_that_cannot_start_stops_those_of_every_node() {
     }
 }
 
+/// Each node has its own reason, and one rank is late: when it refuses, its leader has told
+/// the others and ended. They are not told again, and Slurm is not asked to end the step.
+#[test]
+fn a_rank_that_refuses_after_its_leader_has_ended_adds_nothing() {
+    let Some(sandbox) = up("late", &["--nodes", "2"]) else { return };
+    for rank in [1, 3] {
+        let fault = format!("optional {} fault=task_init:sleep-4:rank={rank}", fault_library().display());
+        sandbox.plugstack(&[&fault]);
+        let refusal = "--palingenesis=bind=off,cache=/proc/none";
+        let said = sandbox.run(&format!("srun -Q -N2 -n4 --ntasks-per-node=2 {refusal} {PRINT}"));
+        assert_eq!((said.code, said.out.as_str()), (REFUSED, ""), "rank {rank}: {said:?}");
+        assert_eq!(said.ours().len(), 2, "rank {rank}: {said:?}");
+        assert!(said.took > Duration::from_secs(3) && said.took < Duration::from_secs(9), "rank {rank}: {said:?}");
+    }
+}
+
 /// A node without the plugin runs the user's program at once, and that waits for the
 /// others: nobody tells why.
 #[test]

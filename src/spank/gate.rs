@@ -32,7 +32,7 @@ const DECISION: usize = 4;
 const UNBOUND: usize = 5;
 /// Zero, or the port with which the node's ranks start.
 const VERDICT: usize = 6;
-/// Not zero: a rank does what the leader no longer can.
+/// Not zero: a rank does what the leader no longer can, or nothing is left to do.
 const TAKEN_OVER: usize = 7;
 /// What the first rank that refused has said.
 const REFUSAL: usize = 8;
@@ -314,6 +314,11 @@ impl Gate {
         self.word(TAKEN_OVER).swap(1, Ordering::AcqRel) == 0
     }
 
+    /// The others have been told, or need not be: nobody takes over when the leader ends.
+    pub fn nothing_to_take_over(&self) {
+        self.word(TAKEN_OVER).store(1, Ordering::Release);
+    }
+
     fn in_state(&self, state: u32) -> Vec<u32> {
         let slots = self.slots().iter().zip(0u32..);
         slots.filter(|(slot, _)| slot.load(Ordering::Acquire) == state).map(|(_, rank)| rank).collect()
@@ -492,6 +497,10 @@ mod tests {
         });
         assert!(gate.takes_over());
         assert!(!gate.takes_over());
+        let gate = Gate::new(2).unwrap();
+        gate.nothing_to_take_over();
+        gate.gone(0);
+        assert!(gate.leader_is_gone() && !gate.takes_over());
         // Rank 1 has not come: it costs the deadline.
         let gate = Gate::new(2).unwrap();
         gate.arrive(0);

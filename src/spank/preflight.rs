@@ -128,6 +128,10 @@ pub fn tell_the_others(why: &str) {
             end_the_step(&known.step, known.settings.preflight);
         }
     }
+    if leads {
+        // A rank that refuses after this one has ended finds nobody who listens any more.
+        with_gate(|gate| gate.map(Gate::nothing_to_take_over));
+    }
 }
 
 /// Meets the others to say that no rank starts. `false`: some do not know, and wait.
@@ -503,6 +507,10 @@ fn lead_the_node(
     let unheard = orphaned();
     let untold =
         own.late || nodes_late || !told || unheard || matches!(outcome, Outcome::Unreached(_) | Outcome::NoPort(_));
+    if !untold {
+        // The others listen no longer, and know.
+        gate.nothing_to_take_over();
+    }
     match outcome {
         Outcome::Go { port, told } => {
             if let Some((offset, uncertainty)) = clock(&told) {
@@ -532,6 +540,7 @@ fn lead_the_node(
             gate.close();
             if untold {
                 end_the_step(step, settings.preflight);
+                gate.nothing_to_take_over();
             }
             exit_now(EXIT_REFUSED)
         }
