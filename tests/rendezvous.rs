@@ -210,3 +210,31 @@ fn four_pytorch_ranks_on_two_nodes_add_up_their_values() {
         assert!(said.out.lines().any(|line| line == expected), "'{expected}' is not in:\n{}", said.out);
     }
 }
+
+/// <https://github.com/TensorAuto/OpenTau/pull/396>: each rank named the run's directory by
+/// its own clock, and one fell into the next second.
+#[test]
+fn all_ranks_of_a_launch_have_one_name_for_it() {
+    let Some(slurm) = cluster("launch-id", "node001,node002", &[]) else { return };
+    let tell = "sh -c 'sleep 0.$SLURM_PROCID; echo ${PALINGENESIS_LAUNCH_ID-none}'";
+    let ids = |line: &str| {
+        let said = slurm.run(line).ok();
+        let mut ids: Vec<String> = said.out.lines().map(String::from).collect();
+        ids.sort_unstable();
+        ids
+    };
+    let step = format!("srun -Q -N2 -n8 --palingenesis {tell}");
+    let (first, second) = (ids(&step), ids(&format!("PALINGENESIS_LAUNCH_ID=mine {step}")));
+    for (ids, job) in [(&first, 1), (&second, 2)] {
+        assert!(ids.len() == 8 && ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+        let (time, step) = ids[0].split_once('-').unwrap();
+        assert!(time.len() == 16 && time.starts_with("20") && time.ends_with('Z'), "{time}");
+        assert_eq!(step, format!("{job}.0"));
+    }
+    // An srun inside a step starts another launch; a shell is none.
+    let print = "printenv PALINGENESIS_LAUNCH_ID";
+    let inner = format!("sh -c '{print}; srun -Q --overlap -n1 --palingenesis {print}'");
+    let nested = ids(&format!("srun -Q -N1 -n1 --palingenesis {inner}"));
+    assert!(nested.len() == 2 && nested[0].ends_with("-3.0") && nested[1].ends_with("-3.1"), "{nested:?}");
+    assert_eq!(ids(&format!("srun -Q -n1 --palingenesis=launch=shell {tell}")), ["none"]);
+}

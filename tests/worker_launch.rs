@@ -71,7 +71,9 @@ fn up(name: &str, worker: &str) -> Option<Sandbox> {
 /// What differs from step to step by Slurm's doing.
 fn of_the_step(name: &str) -> bool {
     let ids = ["SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_TASK_PID", "TMPDIR"];
-    ids.contains(&name) || name.contains("PORT") || ["PALINGENESIS_SET", "PALINGENESIS_SPEC"].contains(&name)
+    ids.contains(&name)
+        || name.contains("PORT")
+        || ["PALINGENESIS_SET", "PALINGENESIS_SPEC", "PALINGENESIS_LAUNCH_ID"].contains(&name)
 }
 
 /// What the flag gives every task.

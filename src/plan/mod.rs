@@ -72,6 +72,8 @@ pub struct Facts<'a> {
     pub port: Option<u16>,
     /// The secret by which the workers of this launch know each other.
     pub store_key: Option<&'a str>,
+    /// When srun started this launch, nanoseconds since 1970.
+    pub launched: Option<u64>,
 }
 
 static UNKNOWN_NODE: NodeFacts = NodeFacts {
@@ -132,6 +134,7 @@ impl<'a> Facts<'a> {
             site: None,
             port: None,
             store_key: None,
+            launched: None,
         }
     }
 

@@ -15,8 +15,23 @@ const ELASTIC_PREFIX: &str = "TORCHELASTIC_";
 /// How many inherited variables a warning names.
 const MOST_NAMED: usize = 6;
 
+/// One name for this launch on all its ranks. A program that names its output by its own
+/// clock has ranks that fall into the next second, and their shards in another directory.
+pub const LAUNCH_ID: &str = "PALINGENESIS_LAUNCH_ID";
+
 pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
     let step = facts.step;
+    match facts.launched {
+        Some(_) if plan.step.shape == Shape::Shell && facts.environment.get(LAUNCH_ID).is_some() => {
+            plan.unset(LAUNCH_ID, "inherited; it names another launch");
+        }
+        Some(ns) if plan.step.shape != Shape::Shell => {
+            let id = format!("{}-{}.{}", utc(ns), step.job_id, step.step_id);
+            let why = "when srun started it, in UTC, and the step: equal on all ranks, for names of directories";
+            plan.set(LAUNCH_ID, id, Origin::Step, why);
+        }
+        _ => {}
+    }
     let variables = [
         ("RANK", step.rank, "SLURM_PROCID: the task's number in the step"),
         ("WORLD_SIZE", step.world_size, "SLURM_STEP_NUM_TASKS: tasks in the step"),
@@ -83,5 +98,56 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
             name,
             "inherited from a torchrun outside this step; with it every rank would wait for a store nobody hosts",
         );
+    }
+}
+
+/// "20261130T125501Z". The days by Howard Hinnant's civil_from_days
+/// (<https://howardhinnant.github.io/date_algorithms.html>), for years from 1970.
+fn utc(ns: u64) -> String {
+    let seconds = ns / 1_000_000_000;
+    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
+    // Months from March on: the leap day is the last of a year.
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (year, month) = (year + era * 400 + u64::from(month >= 10), if month < 10 { month + 3 } else { month - 9 });
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::World;
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_date() {
+        for (seconds, text) in [
+            (0, "19700101T000000Z"),
+            (951_782_399, "20000228T235959Z"),
+            (951_782_400, "20000229T000000Z"),
+            (1_796_039_999, "20261130T115959Z"),
+            (4_107_542_399, "21000228T235959Z"),
+            (4_107_542_400, "21000301T000000Z"),
+        ] {
+            assert_eq!(utc(seconds * 1_000_000_000 + 999_999_999), text);
+        }
+        assert!(utc(u64::MAX).ends_with('Z'));
+    }
+
+    /// <https://github.com/TensorAuto/OpenTau/pull/396>
+    #[test]
+    fn all_ranks_of_a_launch_have_one_name_for_it() {
+        let ns = 1_796_039_999_500_000_000;
+        for rank in [0, 7] {
+            let mut world = World::new("n[1-2]", "4(x2)", rank).export(&[(LAUNCH_ID, "another")]);
+            world.launched = Some(ns);
+            assert_eq!(world.plan("on").unwrap().value(LAUNCH_ID), Some("20261130T115959Z-44.0"));
+            let shell = world.plan("launch=shell").unwrap();
+            assert!(shell.value(LAUNCH_ID).is_none() && shell.unset.iter().any(|unset| unset.name == LAUNCH_ID));
+        }
+        assert!(World::new("n1", "1", 0).plan("on").unwrap().value(LAUNCH_ID).is_none());
     }
 }

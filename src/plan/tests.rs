@@ -25,6 +25,7 @@ pub(crate) struct World {
     pub task: TaskFacts,
     pub submitted: Option<Environment>,
     pub site: Option<SiteView>,
+    pub launched: Option<u64>,
 }
 
 impl World {
@@ -41,6 +42,7 @@ impl World {
             task: TaskFacts::default(),
             submitted: None,
             site: None,
+            launched: None,
         }
     }
 
@@ -74,6 +76,7 @@ impl World {
             site: self.site.as_ref(),
             port: None,
             store_key: None,
+            launched: self.launched,
         };
         plan(&facts, settings)
     }

@@ -26,6 +26,7 @@ use crate::plan::marks::Marks;
 use crate::plan::rendezvous::{check_given_host, given_host, given_port, unresolvable};
 use crate::plan::{Refusal, Severity, Shape, Warning, launch, worker};
 use crate::report;
+use crate::system::clock;
 use crate::system::output::{stdin_is_terminal, to_stderr, to_stdout};
 
 /// What srun hands to the tasks: variables of its own environment. Slurm sets
@@ -58,13 +59,17 @@ pub const MEM_BIND: &std::ffi::CStr = c"SLURM_PALINGENESIS_MEM_BIND";
 /// The launch's secret, in hexadecimal digits: by it the nodes, srun and the worker know
 /// each other.
 pub const NONCE: &std::ffi::CStr = c"SLURM_PALINGENESIS_NONCE";
+/// When srun started this launch, nanoseconds since 1970: all ranks have one name for it.
+pub const LAUNCHED: &std::ffi::CStr = c"SLURM_PALINGENESIS_LAUNCHED";
 /// Where srun listens for the records of ranks that failed: ADDRESS:PORT, IPv6 in
 /// brackets.
 pub const EXITS: &std::ffi::CStr = c"SLURM_PALINGENESIS_EXITS";
 
 /// All of these; task_init takes them out of the task's environment.
-pub const HANDED_OVER: [&std::ffi::CStr; 14] =
-    [SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, MULTI_PROG, CONTAINER, CPU_BIND, MEM_BIND, NONCE, EXITS, REFUSAL, TOLD];
+pub const HANDED_OVER: [&std::ffi::CStr; 15] = [
+    SPEC, HOST, ADDRESS, HET, MARKS, TERMINAL, MULTI_PROG, CONTAINER, CPU_BIND, MEM_BIND, NONCE, LAUNCHED, EXITS,
+    REFUSAL, TOLD,
+];
 
 /// How many marks are handed over. Lines behind them rank 0 tells again.
 const MOST_TOLD: usize = 200;
@@ -332,6 +337,7 @@ pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
     // Here, where it reaches every component of a het step.
     if std::env::var_os("SLURM_PALINGENESIS_NONCE").is_none() {
         hand_over(NONCE, &Key::new()?.to_hex());
+        hand_over(LAUNCHED, &clock::now().to_string());
     }
     if het() {
         listen_for_het(&environment);

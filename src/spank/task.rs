@@ -12,8 +12,8 @@ use super::host::{self, Handle};
 use super::preflight::{self, Known, Start};
 use super::slurmstepd::{Node, with_node};
 use super::srun::{
-    ADDRESS, CONTAINER, CPU_BIND, HANDED_OVER, HET, HOST, MARKS, MEM_BIND, MULTI_PROG, NONCE, REFUSAL, SPEC, TERMINAL,
-    TOLD,
+    ADDRESS, CONTAINER, CPU_BIND, HANDED_OVER, HET, HOST, LAUNCHED, MARKS, MEM_BIND, MULTI_PROG, NONCE, REFUSAL, SPEC,
+    TERMINAL, TOLD,
 };
 use super::{Failure, exits, kept, orphan};
 use crate::EXIT_REFUSED;
@@ -240,6 +240,7 @@ fn start_rank(
     let names = rendezvous::wanted(step, &command, submitted.unwrap_or(environment), settings, rank0);
     let network = Network::of_this_node(&names, Interfaces::wanted(step.nodes(), settings.iface.is_some()))?;
     preflight::know_resolution(&network.resolution);
+    let launched = handed.get(LAUNCHED).and_then(|ns| ns.parse().ok());
     let store_key = handed.key().map(|key| key.derive("store").to_hex());
     let programs = start_facts(settings, &command, step, environment);
     let (mut node, root) = with_node(|node| node.map(|node| (node.facts.clone(), node.root.clone())))
@@ -258,6 +259,7 @@ fn start_rank(
         submitted,
         site: site.as_ref(),
         store_key: store_key.as_deref(),
+        launched,
         ..Facts::new(step, environment)
     };
     let mut patience = Patience::new(task.container);
