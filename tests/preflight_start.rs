@@ -257,6 +257,26 @@ fn a_rank_that_refuses_after_its_leader_has_ended_adds_nothing() {
     }
 }
 
+/// Each node that cannot reach rank 0's finds it out for itself, at the same moment. The
+/// first ones say it, and Slurm ends the step before a thousand lines say it again.
+#[test]
+fn of_many_nodes_behind_one_firewall_a_few_say_it() {
+    let Some(sandbox) = up("many", &["--nodes", "14", "--namespace-per-node"]) else { return };
+    let drop = "nft add table inet wall; nft 'add chain inet wall in { type filter hook input priority 0; }';
+                nft add rule inet wall in tcp dport 20000-31999 drop";
+    sandbox.run_as(&["--as-root", "--node", "n1"], drop, 20).ok();
+    let unreached = || {
+        let said = sandbox.run(&format!("srun -Q -N14 -n14 --palingenesis=timeout=4 {PRINT}"));
+        assert_eq!((said.code, said.out.as_str()), (KILLED, ""), "{said:?}");
+        assert!(said.took < Duration::from_secs(25), "{said:?}");
+        said.ours().into_iter().filter(|line| line.contains("cannot reach")).count()
+    };
+    // Node ranks 1 to 7; rank 0's node names those that did not come. On a busy machine the
+    // controller may need longer than the others leave it.
+    let counts: Vec<usize> = (0..3).map(|_| unreached()).collect();
+    assert!(counts.contains(&7) && counts.iter().all(|count| (7..=13).contains(count)), "{counts:?}");
+}
+
 /// A node without the plugin runs the user's program at once, and that waits for the
 /// others: nobody tells why.
 #[test]

@@ -155,7 +155,7 @@ fn told_in_time(terms: &Terms, stopping: Option<Instant>) -> bool {
 /// signal ends the last task.
 const READING: Duration = Duration::from_millis(500);
 
-/// How long a node leaves it to others to ask the controller. What many nodes find at the
+/// How long a node leaves it to others to tell it, and to ask the controller. What many nodes find at the
 /// same moment, a firewall between all of them, the first ones tell it: Slurm ends the
 /// step before the others have their turn. Each word to the controller has it send one to
 /// every node of the step.
@@ -170,7 +170,11 @@ fn turn(node_rank: u32) -> Duration {
 /// Slurm ends the step, so that nobody waits for the rest of the time. Not in a het step,
 /// which has several, and not where the ranks are to start all the same.
 fn end_the_step(step: &Step, preflight: Preflight) {
-    std::thread::sleep(READING + turn(step.node_rank));
+    end_the_step_after(turn(step.node_rank), step, preflight);
+}
+
+fn end_the_step_after(wait: Duration, step: &Step, preflight: Preflight) {
+    std::thread::sleep(READING + wait);
     if !step.het && step.components.is_empty() && preflight == Preflight::On {
         host::end_step(step.job_id, step.step_id);
     }
@@ -503,6 +507,7 @@ fn lead_the_node(
     let nodes_late = rounds.late();
     let line = rounds.over(&outcome);
     let told = told_in_time(terms, own.stopping);
+    let waited = Instant::now();
     // Of the end of these tasks nobody tells srun.
     let unheard = orphaned();
     let untold =
@@ -532,6 +537,10 @@ fn lead_the_node(
             port
         }
         _ => {
+            if matches!(outcome, Outcome::Unreached(_)) {
+                // Of a thousand nodes behind one firewall a few say it.
+                std::thread::sleep(turn(step.node_rank));
+            }
             match (line, outcome) {
                 (Some(line), _) => say_why(gate, &line),
                 (None, Outcome::Stop(why) | Outcome::Failed(why)) => gate.keep_refusal(reason(&why)),
@@ -539,7 +548,7 @@ fn lead_the_node(
             }
             gate.close();
             if untold {
-                end_the_step(step, settings.preflight);
+                end_the_step_after(turn(step.node_rank).saturating_sub(waited.elapsed()), step, settings.preflight);
                 gate.nothing_to_take_over();
             }
             exit_now(EXIT_REFUSED)
