@@ -128,14 +128,14 @@ impl Spec {
         let head_dim = match (keys.optional_size("head_dim")?, kind) {
             (Some(given), _) => given,
             (None, Kind::Qwen3) => 128,
-            (None, Kind::Llama) if hidden % heads == 0 => hidden / heads,
-            (None, Kind::Llama) => {
-                return refuse(format!(
-                    "hidden_size={hidden} is no multiple of num_attention_heads={heads}, and head_dim is not given: \
-                     change one of them, or set head_dim"
-                ));
-            }
+            (None, Kind::Llama) => hidden / heads,
         };
+        if kind == Kind::Llama && hidden % heads != 0 {
+            return refuse(format!(
+                "hidden_size={hidden} is no multiple of num_attention_heads={heads}, which transformers demands of \
+                 LlamaForCausalLM; change one of them"
+            ));
+        }
         if heads % kv_heads != 0 {
             return refuse(format!(
                 "num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}, but equally many query \
@@ -437,28 +437,29 @@ fn refuse_windows(keys: &Keys, kind: Kind, layers: usize) -> Result<(), SpecErro
         return Ok(());
     }
     // Llama knows no windows, and Qwen3's begin at max_window_layers.
-    let used = kind == Kind::Qwen3 && keys.boolean("use_sliding_window")?.unwrap_or(false);
+    let asked = kind == Kind::Qwen3 && keys.boolean("use_sliding_window")?.unwrap_or(false);
     let from = keys.optional_count("max_window_layers")?.unwrap_or(28);
-    match keys.get("sliding_window") {
-        Some(window) if used && from < layers => refuse(format!(
-            "use_sliding_window=true with sliding_window={}: attention within a window is not trained here; {CURE}",
-            shown(window)
-        )),
-        None if used && from < layers => {
-            refuse(format!("use_sliding_window=true: attention within a window is not trained here; {CURE}"))
-        }
-        _ => Ok(()),
+    // Missing, the window is 4096; null, there is none.
+    if !asked || from >= layers || keys.keys.get("sliding_window").is_some_and(Value::is_null) {
+        return Ok(());
     }
+    refuse(format!(
+        "use_sliding_window=true and max_window_layers={from}: attention within a window is not trained here, and \
+         blocks from the {from}th on would use one; {CURE}"
+    ))
 }
 
 /// `rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`, which has both.
 fn rope(keys: &Keys, max_positions: usize) -> Result<Rope, SpecError> {
+    const ORIGINAL: &str = "original_max_position_embeddings";
     let outer = keys.positive("rope_theta")?;
     if let Some(value) = keys.get("partial_rotary_factor").filter(|value| value.as_f64() != Some(1.0)) {
         return refuse(format!("partial_rotary_factor={}: whole heads are turned here; set it to 1", shown(value)));
     }
-    // An empty object says nothing.
-    let within = ["rope_parameters", "rope_scaling"].into_iter().find(|name| keys.get(name).is_some());
+    // As in transformers, an empty object says nothing and the older name comes first.
+    let says =
+        |name: &&str| keys.get(name).is_some_and(|value| value.as_object().is_none_or(|object| !object.is_empty()));
+    let within = ["rope_scaling", "rope_parameters"].into_iter().find(says);
     let Some((name, value)) = within.and_then(|name| keys.get(name).map(|value| (name, value))) else {
         return Ok(Rope { theta: outer.unwrap_or(10_000.0), scaling: None });
     };
@@ -494,7 +495,7 @@ fn rope(keys: &Keys, max_positions: usize) -> Result<Rope, SpecError> {
                 factor: needed("factor")?,
                 low_freq_factor: low,
                 high_freq_factor: high,
-                original: inner.optional_size("original_max_position_embeddings")?.unwrap_or(max_positions),
+                original: keys.optional_size(ORIGINAL)?.or(inner.optional_size(ORIGINAL)?).unwrap_or(max_positions),
             })
         }
         other => {
