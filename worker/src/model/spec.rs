@@ -573,7 +573,7 @@ impl<'a> Keys<'a> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64().map(|number| number as f32) {
             Some(number) if number > 0.0 && number.is_finite() => Ok(Some(number)),
-            _ => self.wrong(key, value, "a number above 0"),
+            _ => self.wrong(key, value, "a number above 0 that fits an f32"),
         }
     }
 
