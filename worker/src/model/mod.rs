@@ -4,9 +4,11 @@
 
 mod block;
 mod forward;
+mod init;
 mod spec;
 
 pub use forward::Model;
+pub use init::initial;
 pub use spec::{Kind, Rope, Scaling, Spec, SpecError};
 
 /// How a tensor's numbers begin without a pretrained model.
