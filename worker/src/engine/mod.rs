@@ -8,7 +8,7 @@
 
 mod cpu;
 
-pub use cpu::Cpu;
+pub use cpu::{Buffer, Cpu};
 
 /// What went wrong on a device. The CPU has no such errors but memory.
 #[derive(Debug, thiserror::Error)]
@@ -58,15 +58,15 @@ pub struct Attention {
 #[derive(Debug, Clone, Copy)]
 pub struct AdamW {
     /// Learning rate of this step.
-    pub lr: f32,
+    pub lr: f64,
     /// Decay of the first moment.
-    pub beta1: f32,
+    pub beta1: f64,
     /// Decay of the second moment.
-    pub beta2: f32,
+    pub beta2: f64,
     /// Against division by zero.
-    pub eps: f32,
+    pub eps: f64,
     /// Decoupled weight decay.
-    pub weight_decay: f32,
+    pub weight_decay: f64,
     /// Counts from 1.
     pub step: u64,
     /// Gradients are multiplied by it first: the clipping.
