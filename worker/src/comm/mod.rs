@@ -2,7 +2,9 @@
 //! header that all ranks compare: what does not fit is an error that names both, never a
 //! hang. Nothing here knows what the numbers mean.
 
+pub mod control;
 pub mod local;
+pub mod recorder;
 
 use std::fmt;
 use std::time::Duration;
@@ -80,6 +82,16 @@ pub enum CommError {
         why: String,
         /// "all_gather #8812 of block 17".
         op: String,
+    },
+    /// A rank has ended with an error of its own, and has said why.
+    #[error("rank {rank} on {host} has ended: {why}")]
+    Ended {
+        /// The rank that has ended.
+        rank: u32,
+        /// Its host.
+        host: String,
+        /// As it said itself.
+        why: String,
     },
     /// Ranks did not come in time, but live.
     #[error("{op} was not over within {} s: waiting for {who}", .after.as_secs())]
