@@ -1,6 +1,8 @@
 //! Checkpoints: written so that PyTorch's `torch.distributed.checkpoint` reads them,
 //! committed as a whole, judged before they are trusted, and read at any world size.
 
+pub mod dcp;
+
 use std::ops::Range;
 
 /// A part of a tensor that a rank holds: `range` of the tensor's numbers in row-major
