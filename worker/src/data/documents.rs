@@ -1,0 +1,313 @@
+//! Documents out of text files, piece by piece, so that memory does not grow with a document
+//! or a file.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use palingenesis::config::printable;
+
+use super::{DataError, Result, io as io_error, wrong};
+
+/// Where a longer document is cut. Tokenizers need some fifty times as much memory.
+const PIECE: usize = 1 << 20;
+/// The longest line of JSON.
+const LINE: u64 = 256 << 20;
+
+/// Of a document, or all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// UTF-8 if the file is.
+    pub text: Vec<u8>,
+    /// The document's last one.
+    pub ends: bool,
+    /// The line of the file in which it begins, from 1.
+    pub line: u64,
+}
+
+/// What separates documents.
+#[derive(Debug, Clone)]
+pub enum Split {
+    /// Nothing: a file is one document.
+    Files,
+    /// Lines that consist of this, but for blanks at their end; of nothing: empty lines.
+    Line(String),
+    /// Lines of JSON, each a document in the value of this key.
+    Json(String),
+}
+
+/// The documents of one file.
+pub struct Documents {
+    path: PathBuf,
+    input: Box<dyn BufRead>,
+    split: Split,
+    piece: usize,
+    /// Read, but not given out.
+    pending: Vec<u8>,
+    /// The line in which `pending` begins, and the one that is read next.
+    pending_line: u64,
+    line: u64,
+    /// `pending` ends with a line's end.
+    at_start: bool,
+    /// The document has pieces that were given out.
+    begun: bool,
+    ready: VecDeque<Piece>,
+    ended: bool,
+    /// Bytes read so far.
+    pub bytes: u64,
+}
+
+impl Documents {
+    /// Opens a file; "-" is the standard input.
+    pub fn open(path: &Path, split: Split) -> Result<Documents> {
+        let input: Box<dyn BufRead> = if path == Path::new("-") {
+            Box::new(BufReader::with_capacity(1 << 20, io::stdin()))
+        } else {
+            if path.is_dir() {
+                return wrong(format!("{}: is a directory; name the files in it", path.display()));
+            }
+            let file = File::open(path).map_err(io_error("cannot be opened", path))?;
+            Box::new(BufReader::with_capacity(1 << 20, file))
+        };
+        Documents::new(path, input, split, PIECE)
+    }
+
+    fn new(path: &Path, mut input: Box<dyn BufRead>, split: Split, piece: usize) -> Result<Documents> {
+        let start = input.fill_buf().map_err(io_error("cannot be read", path))?;
+        if let Some((kind, cure)) = packed(start) {
+            return wrong(format!("{}: is {kind}, not text; {cure}", path.display()));
+        }
+        let mut bytes = 0;
+        if start.starts_with(b"\xef\xbb\xbf") {
+            // A byte order mark says nothing in UTF-8, and would become a token.
+            input.consume(3);
+            bytes = 3;
+        }
+        Ok(Documents {
+            path: path.into(),
+            input,
+            split,
+            piece,
+            pending: Vec::new(),
+            pending_line: 1,
+            line: 1,
+            at_start: true,
+            begun: false,
+            ready: VecDeque::new(),
+            ended: false,
+            bytes,
+        })
+    }
+
+    /// The next piece; documents of blanks only are passed over.
+    pub fn next(&mut self) -> Result<Option<Piece>> {
+        while self.ready.is_empty() && !self.ended {
+            match self.split.clone() {
+                Split::Json(key) => self.read_json(&key)?,
+                Split::Files => self.read_text(None)?,
+                Split::Line(separator) => self.read_text(Some(separator.as_bytes()))?,
+            }
+        }
+        Ok(self.ready.pop_front())
+    }
+
+    /// A line, or so much of it as `most`; false at the end of the file.
+    fn read_line(&mut self, most: u64, line: &mut Vec<u8>) -> Result<bool> {
+        let read = (&mut self.input).take(most).read_until(b'\n', line);
+        let read = read.map_err(io_error("cannot be read", &self.path))?;
+        self.bytes += read as u64;
+        Ok(read > 0)
+    }
+
+    fn read_text(&mut self, separator: Option<&[u8]>) -> Result<()> {
+        let mut line = Vec::new();
+        if !self.read_line(self.piece as u64, &mut line)? {
+            self.ended = true;
+            self.finish();
+            return Ok(());
+        }
+        let begins = std::mem::replace(&mut self.at_start, line.ends_with(b"\n"));
+        self.line += u64::from(self.at_start);
+        if begins && separator.is_some_and(|separator| line.trim_ascii_end() == separator) {
+            self.finish();
+            return Ok(());
+        }
+        self.pending.append(&mut line);
+        if self.pending.len() > self.piece {
+            self.cut();
+        }
+        Ok(())
+    }
+
+    fn read_json(&mut self, key: &str) -> Result<()> {
+        let mut line = Vec::new();
+        if !self.read_line(LINE + 1, &mut line)? {
+            self.ended = true;
+            return Ok(());
+        }
+        let number = self.line;
+        let wrong_line = |why: String| DataError::Wrong(format!("{}:{number}: {why}", self.path.display()));
+        if line.len() as u64 > LINE {
+            return Err(wrong_line(format!("a line of more than {LINE} bytes; each document needs a line of its own")));
+        }
+        if !line.trim_ascii().is_empty() {
+            let object: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&line)
+                .map_err(|error| wrong_line(format!("no object of JSON: {error}; each line must be one")))?;
+            match object.get(key) {
+                Some(serde_json::Value::String(text)) => self.pending = text.as_bytes().to_vec(),
+                Some(_) => return Err(wrong_line(format!("the value of \"{}\" is no text", printable(key)))),
+                None => {
+                    let keys: Vec<String> = object.keys().take(8).map(|key| printable(key)).collect();
+                    return Err(wrong_line(format!(
+                        "no key \"{}\"; name the text's key with --key, here are: {}",
+                        printable(key),
+                        keys.join(", ")
+                    )));
+                }
+            }
+        }
+        self.pending_line = number;
+        while self.pending.len() > self.piece {
+            self.cut();
+            // Lines within the text are none of the file.
+            self.pending_line = number;
+        }
+        self.finish();
+        self.line += 1;
+        Ok(())
+    }
+
+    /// Gives out the first part of `pending`, cut where tokenizers part words anyway.
+    fn cut(&mut self) {
+        let rest = self.pending.split_off(place_to_cut(&self.pending));
+        let text = std::mem::replace(&mut self.pending, rest);
+        let lines = text.iter().filter(|byte| **byte == b'\n').count() as u64;
+        self.ready.push_back(Piece { text, ends: false, line: self.pending_line });
+        self.pending_line += lines;
+        self.begun = true;
+    }
+
+    fn finish(&mut self) {
+        let text = std::mem::take(&mut self.pending);
+        if self.begun || !text.trim_ascii().is_empty() {
+            self.ready.push_back(Piece { text, ends: true, line: self.pending_line });
+        }
+        self.pending_line = self.line;
+        self.begun = false;
+    }
+}
+
+/// The last place in the second half of `text` where a line begins, else where a blank
+/// stands after a word, else where a character begins. Byte-level BPE gives the same tokens
+/// with and without the first two: its words never reach from one line into the next, and
+/// take the blank before them along.
+fn place_to_cut(text: &[u8]) -> usize {
+    // Lead bytes of all white space outside of ASCII: C2, E1, E2, E3.
+    let begins_word = |byte: u8| byte.is_ascii_graphic() || (byte >= 0xc3 && !(0xe1..=0xe3).contains(&byte));
+    let places = || (text.len() / 2 + 1..text.len()).rev();
+    places()
+        .find(|at| text[at - 1] == b'\n' && begins_word(text[*at]))
+        .or_else(|| places().find(|at| text[*at] == b' ' && text[at - 1].is_ascii_graphic()))
+        .or_else(|| places().find(|at| text[*at] & 0xc0 != 0x80))
+        .unwrap_or(text.len())
+}
+
+/// What a file is that begins so and is no text, and what to do.
+fn packed(start: &[u8]) -> Option<(&'static str, &'static str)> {
+    let kinds: [(&[u8], _, _); 6] = [
+        (b"\x1f\x8b", "gzip", "unpack it: zcat FILE | palingenesis-worker prepare ... -"),
+        (b"\x28\xb5\x2f\xfd", "zstd", "unpack it: zstdcat FILE | palingenesis-worker prepare ... -"),
+        (b"\xfd7zXZ\0", "xz", "unpack it: xzcat FILE | palingenesis-worker prepare ... -"),
+        (b"BZh91AY&SY", "bzip2", "unpack it: bzcat FILE | palingenesis-worker prepare ... -"),
+        (b"PK\x03\x04", "a zip archive", "unpack it"),
+        (b"PAR1", "Parquet", "export its text as lines of JSON (.jsonl)"),
+    ];
+    kinds.into_iter().find(|(mark, ..)| start.starts_with(mark)).map(|(_, kind, cure)| (kind, cure))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(text: &str, split: Split, piece: usize) -> Vec<(String, bool, u64)> {
+        let input = Box::new(io::Cursor::new(text.as_bytes().to_vec()));
+        let mut documents = Documents::new(Path::new("x"), input, split, piece).unwrap();
+        let mut all = Vec::new();
+        while let Some(piece) = documents.next().unwrap() {
+            all.push((String::from_utf8(piece.text).unwrap(), piece.ends, piece.line));
+        }
+        assert_eq!(documents.bytes, text.len() as u64);
+        all
+    }
+
+    fn whole(text: &str, line: u64) -> (String, bool, u64) {
+        (text.into(), true, line)
+    }
+
+    #[test]
+    fn fortunes_are_split_at_their_percent_signs() {
+        let text = "one\n-- A\n%\ntwo % of\n% not alone\n%  \r\n\n%\n%%\nthree";
+        let split = Split::Line("%".into());
+        let expected = [whole("one\n-- A\n", 1), whole("two % of\n% not alone\n", 4), whole("%%\nthree", 9)];
+        assert_eq!(pieces(text, split, 100), expected);
+    }
+
+    #[test]
+    fn empty_lines_and_files_split_too() {
+        let text = "\u{feff}a\nb\n\n \n\nc\n";
+        assert_eq!(pieces(text, Split::Line(String::new()), 100), [whole("a\nb\n", 1), whole("c\n", 6)]);
+        assert_eq!(pieces(text, Split::Files, 100), [whole("a\nb\n\n \n\nc\n", 1)]);
+        assert_eq!(pieces(" \n\n", Split::Files, 100), []);
+        assert_eq!(pieces("", Split::Files, 100), []);
+    }
+
+    #[test]
+    fn long_documents_come_in_pieces_cut_where_words_part() {
+        let text = "alpha beta one\ngamma  delta\nepsilon\n%\nzeta";
+        let all = pieces(text, Split::Line("%".into()), 16);
+        let first: String = all.iter().take_while(|(_, ends, _)| !ends).map(|(text, ..)| text.as_str()).collect();
+        assert_eq!(first + &all[all.len() - 2].0, "alpha beta one\ngamma  delta\nepsilon\n");
+        assert_eq!(all.last(), Some(&whole("zeta", 5)));
+        assert_eq!(all[0], ("alpha beta one\n".into(), false, 1));
+        // No place but between characters.
+        for (text, _, _) in pieces(&"\u{1f600}".repeat(50), Split::Files, 13) {
+            assert!(text.chars().all(|c| c == '\u{1f600}'));
+        }
+        // A separator's look-alike in the middle of a line longer than a piece.
+        let long = format!("{}%\nx\n", "y".repeat(16));
+        let all = pieces(&long, Split::Line("%".into()), 16);
+        assert_eq!(all.iter().map(|(text, ..)| text.as_str()).collect::<String>(), long);
+        assert_eq!(all.iter().filter(|(_, ends, _)| *ends).count(), 1);
+    }
+
+    #[test]
+    fn json_lines_are_documents() {
+        let text = "{\"text\":\"a\\nb\",\"n\":1}\n\n{\"text\":\"  \"}\n{\"text\":\"c\"}";
+        assert_eq!(pieces(text, Split::Json("text".into()), 100), [whole("a\nb", 1), whole("c", 4)]);
+        let fault = |text: &str| {
+            let input = Box::new(io::Cursor::new(text.as_bytes().to_vec()));
+            let mut documents = Documents::new(Path::new("x.jsonl"), input, Split::Json("text".into()), 9).unwrap();
+            loop {
+                match documents.next() {
+                    Ok(Some(_)) => (),
+                    Ok(None) => panic!("no error"),
+                    Err(error) => return error.to_string(),
+                }
+            }
+        };
+        assert_eq!(
+            fault("{\"text\":\"a\"}\n{\"content\":\"b\"}\n"),
+            "x.jsonl:2: no key \"text\"; name the text's key with --key, here are: content"
+        );
+        assert_eq!(fault("{\"text\":5}"), "x.jsonl:1: the value of \"text\" is no text");
+        assert!(fault("plain").starts_with("x.jsonl:1: no object of JSON"));
+    }
+
+    #[test]
+    fn packed_files_are_told_by_their_kind() {
+        let input = Box::new(io::Cursor::new(b"\x1f\x8b\x08\0".to_vec()));
+        let error = Documents::new(Path::new("a.gz"), input, Split::Files, 9).err().unwrap().to_string();
+        assert!(error.starts_with("a.gz: is gzip, not text; unpack it: zcat"), "{error}");
+    }
+}
