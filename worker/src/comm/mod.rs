@@ -5,11 +5,15 @@
 pub mod control;
 pub mod local;
 pub mod recorder;
+pub mod tcp;
 
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::engine::Engine;
+pub use tcp::connect;
 
 /// What an operation is for, as errors and the recorder name it: "block 17".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +57,13 @@ pub enum Op {
 }
 
 impl Op {
+    /// The kind of this number, as it comes from another rank or a file.
+    #[must_use]
+    pub fn of(number: u8) -> Option<Op> {
+        use Op::{AllGather, AllReduce, Barrier, Broadcast, Exchange, ReduceScatter};
+        [AllGather, ReduceScatter, AllReduce, Broadcast, Barrier, Exchange].into_iter().find(|op| *op as u8 == number)
+    }
+
     /// As in errors and the recorder.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -69,7 +80,7 @@ impl Op {
 
 /// Why an operation did not come to its end. Each names the rank, its host and the
 /// operation; after one of them the group is of no more use.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum CommError {
     /// A rank is gone: killed, or its connection broke.
     #[error("rank {rank} on {host} is gone ({why}) in {op}")]
@@ -104,15 +115,20 @@ pub enum CommError {
         after: Duration,
     },
     /// Two ranks are at different operations: a mistake in the program, or mixed versions.
-    #[error("rank {rank} on {host} is at {theirs}, this rank at {ours}: {why}")]
+    /// All ranks say the same of it, also those that are neither.
+    #[error("rank {rank} on {host} is at {theirs}, but rank {by} on {by_host} at {ours}: {why}")]
     Mismatch {
-        /// The other.
+        /// One of them.
         rank: u32,
         /// Its host.
         host: String,
-        /// The other's operation.
+        /// Its operation: "all_gather #12 of block 3 (1024 f32)".
         theirs: String,
-        /// This rank's.
+        /// The rank that saw it.
+        by: u32,
+        /// Its host.
+        by_host: String,
+        /// Its operation.
         ours: String,
         /// What differs.
         why: String,

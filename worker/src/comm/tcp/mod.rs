@@ -1,0 +1,173 @@
+//! Collectives between processes, over sockets: TCP between hosts, Unix sockets on one. No
+//! thread: whoever calls an operation does its work. Every wait ends: with what it waits
+//! for, with the error of another rank, with the store's verdict, or at the deadline.
+//!
+//! Each rank has connections to the ranks 1, 2, 4, 8, … further on. The first of them is
+//! the ring, in which large operations go around; small ones go over all, see [`small`].
+//! Both ends compare each operation's header. An error goes to all ranks, against the
+//! direction of the connections, so that all of them say the same.
+
+mod header;
+mod link;
+mod meet;
+mod ring;
+mod small;
+mod socket;
+mod turn;
+
+use std::time::{Duration, Instant};
+
+use bytemuck::cast_slice;
+
+use self::header::{Dtype, Header};
+use self::meet::Door;
+use self::ring::Round;
+use self::turn::{Group, Turn};
+use super::control::{Control, Terms};
+use super::{Collective, CommError, Exchange, Op, Tag};
+use crate::engine::Cpu;
+
+/// An all_reduce of at most this many bytes, times the ranks, is exchanged whole: measured,
+/// see bench/collectives.sh.
+const EXCHANGED: usize = 64 << 10;
+
+/// This rank's place in a group of processes.
+#[derive(Debug)]
+pub struct Tcp {
+    group: Group,
+    timeout: Duration,
+    sequence: u64,
+    scratch: Vec<f32>,
+    failed: Option<CommError>,
+}
+
+/// Brings the ranks together: at the store, then with each other. `timeout` is each
+/// operation's.
+///
+/// # Errors
+/// [`CommError::Start`] names who is missing or cannot be reached, and why.
+pub fn connect(terms: &Terms, timeout: Duration) -> Result<Tcp, CommError> {
+    let door = Door::open(terms)?;
+    let (control, peers) = Control::join(terms, door.port())?;
+    Ok(Tcp {
+        group: meet::connections(terms, door, control, &peers)?,
+        timeout,
+        sequence: 0,
+        scratch: Vec::new(),
+        failed: None,
+    })
+}
+
+impl Tcp {
+    /// Ends in order: no rank takes this one for lost. All have been at a barrier before.
+    pub fn end(self) {
+        self.group.control.end();
+    }
+
+    /// The store, for what is not an operation.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.group.control
+    }
+
+    fn turn<T>(
+        &mut self,
+        op: Op,
+        tag: Tag,
+        (dtype, count): (Dtype, usize),
+        root: u32,
+        work: impl FnOnce(&mut Turn<'_>, &mut Vec<f32>) -> Result<T, CommError>,
+    ) -> Result<T, CommError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        self.sequence += 1;
+        let header = Header::new(op, tag, self.sequence, dtype, count as u64, root);
+        self.group.control.enter(self.sequence, op, tag, count as u64);
+        let deadline = Instant::now() + self.timeout;
+        let mut turn = Turn { group: &mut self.group, header, deadline, timeout: self.timeout };
+        let result = turn.start().and_then(|()| work(&mut turn, &mut self.scratch));
+        match &result {
+            Ok(_) => self.group.control.leave(),
+            // It stays in the recorder as an operation that was not left.
+            Err(error) => {
+                turn.tell(error);
+                self.failed = Some(error.clone());
+            }
+        }
+        result
+    }
+
+    /// The parts of the values as they go around.
+    fn ring(&mut self, op: Op, tag: Tag, count: usize, values: &mut [f32]) -> Result<(), CommError> {
+        let (rank, world) = (self.group.rank as usize, self.group.world as usize);
+        self.turn(op, tag, (Dtype::F32, count), 0, |turn, scratch| {
+            let part = values.len().div_ceil(world);
+            let round = match op {
+                Op::AllGather => Round { part, first: rank, steps: world - 1, added: 0 },
+                Op::ReduceScatter => Round { part, first: rank + world - 1, steps: world - 1, added: world - 1 },
+                _ => Round { part, first: rank + world - 1, steps: 2 * (world - 1), added: world - 1 },
+            };
+            if round.added > 0 {
+                scratch.resize(ring::SCRATCH, 0.0);
+            }
+            if world == 1 { Ok(()) } else { turn.ring(values, scratch, round) }
+        })
+    }
+}
+
+impl Exchange for Tcp {
+    fn rank(&self) -> u32 {
+        self.group.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.group.world
+    }
+
+    fn exchange(&mut self, tag: Tag, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        self.turn(Op::Exchange, tag, (Dtype::Bytes, 0), 0, |turn, _| turn.all_to_all(own))
+    }
+
+    fn broadcast(&mut self, tag: Tag, root: u32, bytes: &mut Vec<u8>) -> Result<(), CommError> {
+        assert!(root < self.group.world, "rank {root} is not below world_size {}", self.group.world);
+        self.turn(Op::Broadcast, tag, (Dtype::Bytes, 0), root, |turn, _| turn.tree(bytes))
+    }
+
+    fn barrier(&mut self, tag: Tag) -> Result<(), CommError> {
+        self.turn(Op::Barrier, tag, (Dtype::Bytes, 0), 0, |turn, _| turn.all_to_all(&[]).map(drop))
+    }
+}
+
+impl Collective<Cpu> for Tcp {
+    fn all_gather(&mut self, tag: Tag, shard: &[f32], full: &mut [f32]) -> Result<(), CommError> {
+        assert_eq!(full.len(), shard.len() * self.group.world as usize, "all_gather of {tag}");
+        let at = self.group.rank as usize * shard.len();
+        full[at..at + shard.len()].copy_from_slice(shard);
+        self.ring(Op::AllGather, tag, shard.len(), full)
+    }
+
+    fn reduce_scatter(&mut self, tag: Tag, full: &mut [f32], shard: &mut [f32]) -> Result<(), CommError> {
+        assert_eq!(full.len(), shard.len() * self.group.world as usize, "reduce_scatter of {tag}");
+        self.ring(Op::ReduceScatter, tag, full.len(), full)?;
+        let at = self.group.rank as usize * shard.len();
+        shard.copy_from_slice(&full[at..at + shard.len()]);
+        Ok(())
+    }
+
+    fn all_reduce(&mut self, tag: Tag, values: &mut [f32]) -> Result<(), CommError> {
+        let count = values.len();
+        if count * 4 * self.group.world as usize > EXCHANGED {
+            return self.ring(Op::AllReduce, tag, count, values);
+        }
+        let own = cast_slice(values).to_vec();
+        let all =
+            self.turn(Op::AllReduce, tag, (Dtype::F32, count), 0, |turn, _| turn.all_to_all(&own))?;
+        values.fill(0.0);
+        for bytes in &all {
+            let numbers = bytes.chunks_exact(4).map(|four| f32::from_ne_bytes([four[0], four[1], four[2], four[3]]));
+            values.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,205 @@
+//! One operation under way: its header, its deadline, and how a wait ends: with bytes, with
+//! the word of another rank, with the store's verdict, or when the time is over. What goes
+//! over the connections is decided elsewhere.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use palingenesis::system::sockets;
+
+use super::header::{self, Header};
+use super::link::Link;
+use crate::comm::CommError;
+use crate::comm::control::Control;
+
+/// How long the store is asked who is gone before the neighbour is blamed.
+const VERDICT: Duration = Duration::from_secs(1);
+
+/// This rank and its connections.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) rank: u32,
+    pub(super) world: u32,
+    pub(super) host: String,
+    pub(super) control: Control,
+    /// To the ranks 1, 2, 4, 8, … further on.
+    pub(super) outs: Vec<Link>,
+    /// From the ranks 1, 2, 4, 8, … further back.
+    pub(super) ins: Vec<Link>,
+}
+
+/// Bytes on their way to another rank.
+#[derive(Debug)]
+pub(super) struct Sending<'a> {
+    pub(super) out: usize,
+    pub(super) bytes: &'a [u8],
+}
+
+/// One operation.
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    pub(super) group: &'a mut Group,
+    pub(super) header: Header,
+    pub(super) deadline: Instant,
+    pub(super) timeout: Duration,
+}
+
+impl Turn<'_> {
+    /// A group that is broken begins nothing.
+    pub(super) fn start(&mut self) -> Result<(), CommError> {
+        self.group.control.broken().map_or(Ok(()), Err)
+    }
+
+    /// Lets the other ranks know why this one goes on no more.
+    pub(super) fn tell(&self, error: &CommError) {
+        let lost = |why: &str| CommError::Lost {
+            rank: self.group.rank,
+            host: self.group.host.clone(),
+            why: why.to_string(),
+            op: self.header.name(),
+        };
+        let told = match error {
+            CommError::Own(why) => &lost(why),
+            error => error,
+        };
+        self.group.ins.iter().for_each(|link| link.tell(told));
+    }
+
+    /// Sends to `outs[out]` what it takes now.
+    pub(super) fn send(&mut self, out: usize, bytes: [&[u8]; 2]) -> Result<usize, CommError> {
+        let link = &self.group.outs[out];
+        match link.stream.send(bytes) {
+            Ok(sent) => Ok(sent),
+            Err(error) => Err(self.lost(link.rank, link.host.clone(), error.to_string())),
+        }
+    }
+
+    /// Takes from `ins[from]` what is there now.
+    pub(super) fn receive(&mut self, from: usize, bytes: &mut [u8]) -> Result<usize, CommError> {
+        let link = &self.group.ins[from];
+        match link.stream.receive(bytes) {
+            Ok(got) => Ok(got),
+            Err(error) => Err(self.lost(link.rank, link.host.clone(), error.to_string())),
+        }
+    }
+
+    /// Waits until `ins[read]` has bytes or `outs[write]` room.
+    pub(super) fn wait(&mut self, read: Option<usize>, write: Option<usize>) -> Result<(), CommError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let who = self.group.control.waiting_for(self.header.sequence);
+            return Err(CommError::Late { who, op: self.header.name(), after: self.timeout });
+        }
+        let group = &mut *self.group;
+        let mut fds = Vec::with_capacity(group.outs.len() + 2);
+        fds.push((group.control.fd(), false));
+        fds.extend(read.map(|from| (group.ins[from].stream.as_fd(), false)));
+        let outs = fds.len();
+        // A closed one is ready all the time, which says nothing; where bytes are to go
+        // there, sending fails.
+        let open = |(out, link): (usize, &mut Link)| !link.closed || write == Some(out);
+        let watched: Vec<usize> =
+            group.outs.iter_mut().enumerate().filter_map(|(out, link)| open((out, link)).then_some(out)).collect();
+        fds.extend(watched.iter().map(|out| (group.outs[*out].stream.as_fd(), write == Some(*out))));
+        let ready = sockets::wait(&fds, left);
+        drop(fds);
+        for (out, _) in watched.into_iter().zip(&ready[outs..]).filter(|(_, ready)| **ready) {
+            let link = &mut group.outs[out];
+            if let Some(error) = link.heard() {
+                return Err(error);
+            }
+            if link.closed && write == Some(out) {
+                let (rank, host) = (link.rank, link.host.clone());
+                return Err(self.lost(rank, host, "its connection was closed".to_string()));
+            }
+        }
+        if ready[0] { Err(self.broken()) } else { Ok(()) }
+    }
+
+    /// Receives all of `bytes` from `ins[from]`; what is being sent goes on meanwhile.
+    pub(super) fn fetch(&mut self, from: usize, mut bytes: &mut [u8], sending: &mut Sending) -> Result<(), CommError> {
+        while !bytes.is_empty() {
+            let sent = self.push(sending)?;
+            let got = self.receive(from, bytes)?;
+            bytes = &mut bytes[got..];
+            if sent + got == 0 {
+                self.wait(Some(from), (!sending.bytes.is_empty()).then_some(sending.out))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the rest.
+    pub(super) fn finish(&mut self, sending: &mut Sending) -> Result<(), CommError> {
+        while !sending.bytes.is_empty() {
+            if self.push(sending)? == 0 {
+                self.wait(None, Some(sending.out))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, sending: &mut Sending) -> Result<usize, CommError> {
+        if sending.bytes.is_empty() {
+            return Ok(0);
+        }
+        let sent = self.send(sending.out, [sending.bytes, &[]])?;
+        sending.bytes = &sending.bytes[sent..];
+        Ok(sent)
+    }
+
+    /// Compares what `ins[from]` has sent with this rank's own operation.
+    pub(super) fn check(&self, from: usize, bytes: &[u8; header::LENGTH]) -> Result<(), CommError> {
+        let link = &self.group.ins[from];
+        let theirs = Header::from_bytes(bytes);
+        let why = match &theirs {
+            None => "these bytes begin no operation",
+            Some(theirs) => match self.header.difference(theirs) {
+                None => return Ok(()),
+                Some(why) => why,
+            },
+        };
+        Err(CommError::Mismatch {
+            rank: link.rank,
+            host: link.host.clone(),
+            theirs: theirs.map_or_else(|| "nothing known".to_string(), |theirs| theirs.describe()),
+            by: self.group.rank,
+            by_host: self.group.host.clone(),
+            ours: self.header.describe(),
+            why: why.to_string(),
+        })
+    }
+
+    /// What another rank has told, or the store knows.
+    fn broken(&mut self) -> CommError {
+        if let Some(error) = self.group.outs.iter_mut().find_map(Link::heard) {
+            return error;
+        }
+        self.group.control.verdict(VERDICT).unwrap_or_else(|| {
+            CommError::Own(format!("the group of ranks broke for a reason unknown here in {}", self.header.name()))
+        })
+    }
+
+    /// A connection broke: the rank at its other end may be gone, or have ended because of
+    /// a third one.
+    fn lost(&mut self, rank: u32, host: String, why: String) -> CommError {
+        let until = Instant::now() + VERDICT;
+        let group = &mut *self.group;
+        loop {
+            if let Some(error) = group.outs.iter_mut().find_map(Link::heard).or_else(|| group.control.broken()) {
+                return error;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return CommError::Lost { rank, host, why, op: self.header.name() };
+            }
+            let mut fds = vec![(group.control.fd(), false)];
+            fds.extend(group.outs.iter().filter(|link| !link.closed).map(|link| (link.stream.as_fd(), false)));
+            if sockets::wait(&fds, left)[0]
+                && let Some(error) = group.control.verdict(left)
+            {
+                return error;
+            }
+        }
+    }
+}
