@@ -29,6 +29,9 @@ const GREETED: Duration = Duration::from_secs(10);
 /// room for it.
 const HOPE: Duration = Duration::from_secs(30);
 
+/// Less time than an attempt should have.
+const CURTAILED: Duration = Duration::from_secs(1);
+
 /// Why an attempt did not lead to rank 0.
 enum Fault {
     /// Nobody is there yet, or no way leads there.
@@ -115,6 +118,7 @@ fn search(terms: &Terms, data_port: u16) -> Result<Link, CommError> {
     let mut strangers: Option<Instant> = None;
     let mut attempt: u32 = 0;
     let mut addresses: Vec<IpAddr> = Vec::new();
+    let mut last: Option<Fault> = None;
     loop {
         let waited = began.elapsed().saturating_sub(stood);
         let left = terms.start.saturating_sub(waited);
@@ -138,6 +142,11 @@ fn search(terms: &Terms, data_port: u16) -> Result<Link, CommError> {
         };
         stood += pace.stood().filter(|gap| *gap > BEGIN + GREETED).unwrap_or_default();
         let waited = began.elapsed().saturating_sub(stood);
+        // One that the deadline cut short tells less than the one before it.
+        let fault = match last.take() {
+            Some(before) if left < CURTAILED => before,
+            _ => fault,
+        };
         strangers = match fault {
             Fault::Absent(_) => None,
             Fault::Stranger(_) => strangers.or(Some(Instant::now())),
@@ -145,6 +154,7 @@ fn search(terms: &Terms, data_port: u16) -> Result<Link, CommError> {
         if waited >= terms.start || strangers.is_some_and(|since| since.elapsed() >= HOPE) {
             return Err(not_reached(terms, &fault, waited));
         }
+        last = Some(fault);
         attempt = attempt.wrapping_add(1);
         std::thread::sleep(until_retry(waited, terms.rank, attempt).min(terms.start.saturating_sub(waited)));
     }
@@ -212,6 +222,10 @@ fn read_whole(
         let room = (length - bytes.len()).min(buffer.len());
         match stream.read(&mut buffer[..room]) {
             Ok(0) => return Err("it closed the connection".to_owned()),
+            // By a kernel that had more to read.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                return Err("it closed the connection".to_owned());
+            }
             Ok(read) => bytes.extend_from_slice(&buffer[..read]),
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
             Err(error) => return Err(error.to_string()),
@@ -278,7 +292,7 @@ fn prove(
     let random = random::bytes().map_err(|error| format!("no random numbers: {error}"))?;
     let reply = wire::reply(key, greeting, &hello, &random).ok_or("this host's name is too long")?;
     io::Write::write_all(&mut stream, &reply).map_err(|error| error.to_string())?;
-    let proof = read_whole(&mut stream, wire::code_length(key), left, |_| true)
+    let proof = read_whole(&mut stream, wire::proof_length(key), left, |_| true)
         .map_err(|why| format!("{why} when it was shown this rank's store key, so its own is probably another"))?;
     if !wire::proves(key, greeting, &reply, &proof) {
         return Err("it does not know this launch's store key".to_owned());

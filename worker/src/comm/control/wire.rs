@@ -5,7 +5,7 @@
 //! server -> client   GREETING   "PLGstore", version (2), 1 if there is a key (1), random (32)
 //! client -> server   REPLY      "PLGstore", version (2), random (32), length (2), hello,
 //!                               tag of GREETING and what stands before it
-//! server -> client   PROOF      tag of GREETING and REPLY
+//! server -> client   PROOF      tag of GREETING and REPLY; without a key one byte, 6
 //! both               frames     length (4), message, tag of direction, counter and message
 //! ```
 //!
@@ -133,9 +133,7 @@ fn fits(key: Option<&Key>, parts: &[&[u8]], tag: &[u8]) -> bool {
     }
 }
 
-/// How long a tag is.
-#[must_use]
-pub fn code_length(key: Option<&Key>) -> usize {
+fn code_length(key: Option<&Key>) -> usize {
     if key.is_some() { LENGTH } else { 0 }
 }
 
@@ -193,16 +191,31 @@ pub fn read_reply(
     Ok(Some((version, serde_json::from_slice(&rest[..length]).ok())))
 }
 
+/// Without a key: the reply was read and taken.
+const TAKEN: &[u8] = &[6];
+
 /// That the server has the key too.
 #[must_use]
 pub fn proof(key: Option<&Key>, greeting: &[u8; GREETING], reply: &[u8]) -> Vec<u8> {
-    code(key, &[b"server", greeting, reply])
+    match key {
+        Some(_) => code(key, &[b"server", greeting, reply]),
+        None => TAKEN.to_vec(),
+    }
+}
+
+/// How long a proof is.
+#[must_use]
+pub fn proof_length(key: Option<&Key>) -> usize {
+    if key.is_some() { LENGTH } else { TAKEN.len() }
 }
 
 /// Whether the server has the key.
 #[must_use]
 pub fn proves(key: Option<&Key>, greeting: &[u8; GREETING], reply: &[u8], proof: &[u8]) -> bool {
-    fits(key, &[b"server", greeting, reply], proof)
+    match key {
+        Some(_) => fits(key, &[b"server", greeting, reply], proof),
+        None => proof == TAKEN,
+    }
 }
 
 /// What a rank is at.
