@@ -1,8 +1,24 @@
 //! What was asked for: a TOML or YAML file with torchtitan's names, and overrides
 //! `section.key=value` on the command line. Strict: an unknown key is an error that names
-//! the nearest known one.
+//! the nearest known one. Nothing is looked at here but the file itself; whether a path leads
+//! to a model or to data is found by those who read them.
+//!
+//! Relative paths are relative to the working directory, in the file as on the command line,
+//! and [`Config`] has absolute ones.
+
+mod build;
+mod identity;
+mod keys;
+mod parse;
 
 use std::path::PathBuf;
+
+pub use identity::{Change, changed, hash};
+
+/// What is wrong with a configuration, where, and the cure, in one line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(String);
 
 /// Everything.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,6 +108,15 @@ pub struct TrainConfig {
     pub threads: usize,
 }
 
+/// `export_dtype`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExportDtype {
+    /// `f32`: as they were trained.
+    F32,
+    /// `bf16`: rounded, half as large.
+    Bf16,
+}
+
 /// `[checkpoint]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointConfig {
@@ -101,6 +126,8 @@ pub struct CheckpointConfig {
     pub keep: usize,
     /// `export`: write `output_dir/final` at the end.
     pub export: bool,
+    /// `export_dtype`: its numbers.
+    pub export_dtype: ExportDtype,
     /// `grace`: seconds that a signal leaves for the last checkpoint.
     pub grace: u64,
     /// `max_restarts_without_progress`: then exit code 76.
@@ -118,4 +145,25 @@ pub struct CommConfig {
     pub silence: u64,
     /// `key_file`: 0600, where no plugin gives PALINGENESIS_STORE_KEY.
     pub key_file: Option<PathBuf>,
+}
+
+/// All sections and keys with their defaults and what they are for, as `--help` shows them:
+/// several lines, ending in a newline.
+#[must_use]
+pub fn describe() -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    for (section, what) in keys::SECTIONS {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "[{section}]  {what}");
+        for key in keys::KEYS.iter().filter(|key| key.section == section) {
+            let default = match (key.required, key.default) {
+                (true, _) => "required",
+                (false, "") => "-",
+                (false, default) => default,
+            };
+            let _ = writeln!(text, "  {:<30} {default:<9} {}", key.name, key.what);
+        }
+    }
+    text
 }
