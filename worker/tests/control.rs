@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -165,13 +166,19 @@ impl Launch {
     }
 
     fn rank_on(&self, rank: u32, host: &str) -> Rank {
+        self.start(rank, host, Stdio::null(), |_| {})
+    }
+
+    fn start(&self, rank: u32, host: &str, errors: Stdio, change: impl FnOnce(&mut Command)) -> Rank {
         let Launch { world, port, master, key, start, silence } = self;
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        change(&mut command);
+        let mut child = command
             .args(["--exact", "rank_process", "--nocapture", "--test-threads=1"])
             .env("TEST_RANK", format!("{rank} {world} {host} {master} {port} {key} {start} {silence}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(errors)
             .spawn()
             .unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
@@ -440,6 +447,95 @@ fn several_hosts_without_a_key_are_refused() {
         "{line}"
     );
     assert!(line.contains("srun --palingenesis=worker") && line.contains("comm.key_file"), "{line}");
+}
+
+/// Without a key the kernel says whose process it is.
+#[test]
+fn another_user_s_process_is_no_rank() {
+    // SAFETY: takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIPPED: it takes root to be two users");
+        return;
+    }
+    let launch = Launch { key: "-", start: 3.0, ..Launch::of(2) };
+    let first = launch.rank(0);
+    // The program, where that user can read it.
+    let folder = std::env::temp_dir().join(format!("palingenesis-user-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let program = folder.join("rank");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let nobody = launch.start(1, "h1", Stdio::null(), |command| {
+        *command = Command::new(&program);
+        command.uid(65534).gid(65534).current_dir("/");
+    });
+    let line = nobody.hears();
+    assert!(line.contains("somebody else: 127.0.0.1: it is user 0's"), "{line}");
+    let line = first.hears();
+    assert!(line.starts_with("error rank 1 of 2 has not come"), "{line}");
+    // And who does not look whose the listener is.
+    let launch = Launch { key: "-", start: 3.0, ..Launch::of(2) };
+    let first = launch.rank(0);
+    let mut python = Command::new("/usr/bin/python3");
+    python.uid(65534).gid(65534).current_dir("/").args(["-c", KEYLESS_RANK, &launch.port.to_string()]);
+    let Ok(output) = python.output() else {
+        eprintln!("SKIPPED: no python3 on this machine");
+        return;
+    };
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "greeted\nturned away\n", "{output:?}");
+    let line = first.hears();
+    assert!(line.contains(" turned away, the last from 127.0.0.1: it is user 65534's"), "{line}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A reply as wire.rs describes it, for a launch without a key.
+const KEYLESS_RANK: &str = r#"
+import json, socket, struct, sys, time
+for _ in range(100):
+    try:
+        s = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.05)
+assert s.recv(43)[:8] == b"PLGstore"
+print("greeted")
+hello = json.dumps({"rank": 1, "world_size": 2, "host": "h1", "port": 1, "release": "0.1.0"}).encode()
+s.sendall(b"PLGstore" + struct.pack(">H32sH", 1, b"", len(hello)) + hello)
+try:
+    print("taken" if s.recv(1) else "turned away")
+except ConnectionResetError:
+    print("turned away")
+"#;
+
+/// What a person sees who waits, too.
+#[test]
+fn who_is_waited_for_is_told_now_and_then() {
+    let folder = std::env::temp_dir().join(format!("palingenesis-waiting-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let errors = folder.join("stderr");
+    let launch = Launch { start: 6.0, ..Launch::of(8) };
+    let file = std::fs::File::create(&errors).unwrap();
+    let first = launch.start(0, "h0", file.into(), |_| {});
+    let _others = [1, 2, 4].map(|rank| launch.rank(rank));
+    assert!(first.hears().starts_with("error ranks 3 5-7 of 8 have not come"));
+    let told = std::fs::read_to_string(&errors).unwrap();
+    assert!(told.contains("palingenesis-worker: waiting for ranks 3 5-7 of 8, 5 s\n"), "{told}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn ranks_meet_over_ipv6_and_by_name() {
+    for master in ["::1", "localhost"] {
+        if master == "::1" && TcpListener::bind("[::1]:0").is_err() {
+            eprintln!("SKIPPED: no IPv6 on this machine");
+            continue;
+        }
+        let launch = Launch { master, ..Launch::of(2) };
+        let [first, second] = [launch.rank(0), launch.rank(1)];
+        assert!(first.hears().starts_with("joined 0=h0=127.0.0.1:40000 1=h1="));
+        let line = second.hears();
+        let expected = ["[::1]", "127.0.0.1"].map(|ip| format!("joined 0=h0={ip}:40000 1=h1={ip}:40001"));
+        assert!(expected.contains(&line), "{line}");
+    }
 }
 
 /// Who says nothing, or anything, or comes in thousands.

@@ -487,8 +487,8 @@ mod tests {
                 let mut bytes = good.clone();
                 bytes[at] = value;
                 if let Ok(flight) = parse(&bytes) {
-                    let _ =
-                        (absent(&[flight.clone()]), behind(&[flight.clone()], &|_| String::new()), differ(&[flight]));
+                    let alone = [flight];
+                    let _ = (absent(&alone), behind(&alone, &|_| String::new()), differ(&alone));
                 }
             }
         }

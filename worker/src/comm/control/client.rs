@@ -1,13 +1,12 @@
 //! The side of every rank but 0: looks for rank 0 until it answers, shows that it belongs
 //! here, and stays.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use palingenesis::act::key::Key;
 use palingenesis::config::printable;
 use palingenesis::system::{random, sockets};
 
@@ -15,7 +14,7 @@ use super::key::{is_here, is_own, no_key};
 use super::link::Link;
 use super::server::RELEASE;
 use super::wire::{self, GREETING, Hello, Message, Seat, Session, Side, Verdict};
-use super::{BEAT, Ending, PARTING, Pace, Peer, Shared, TICK, Terms, lock};
+use super::{BEAT, Clock, Ending, PARTING, Peer, Shared, TICK, Terms, lock};
 use crate::comm::CommError;
 
 /// When a connection that was begun is begun anew: the kernel itself asks again after 1, 3,
@@ -47,7 +46,9 @@ pub struct Client {
     /// Rank 0's.
     host: String,
     silence: Duration,
-    pace: Pace,
+    clock: Clock,
+    /// All have come.
+    running: bool,
     place: Place,
     welcome: Option<Vec<Seat>>,
     /// Rank 0 has said goodbye.
@@ -73,7 +74,8 @@ pub fn join(terms: &Terms, data_port: u16, shared: &Arc<Shared>) -> Result<(Clie
         link,
         host: terms.master.0.clone(),
         silence: terms.silence,
-        pace: Pace::new(),
+        clock: Clock::new(),
+        running: false,
         place: Place::default(),
         welcome: None,
         over: false,
@@ -99,6 +101,7 @@ pub fn join(terms: &Terms, data_port: u16, shared: &Arc<Shared>) -> Result<(Clie
             terms.world_size
         )));
     }
+    client.running = true;
     if let Some(first) = seats.first() {
         client.host.clone_from(&first.host);
     }
@@ -112,17 +115,15 @@ pub fn join(terms: &Terms, data_port: u16, shared: &Arc<Shared>) -> Result<(Clie
 
 /// Looks for rank 0 at all addresses of its name until it is found.
 fn search(terms: &Terms, data_port: u16) -> Result<Link, CommError> {
-    let (began, mut pace) = (Instant::now(), Pace::new());
-    let mut stood = Duration::ZERO;
+    let mut clock = Clock::new();
     // Since when there is nobody but strangers.
-    let mut strangers: Option<Instant> = None;
+    let mut strangers: Option<Duration> = None;
     let mut attempt: u32 = 0;
     let mut addresses: Vec<IpAddr> = Vec::new();
     let mut last: Option<Fault> = None;
     loop {
-        let waited = began.elapsed().saturating_sub(stood);
-        let left = terms.start.saturating_sub(waited);
-        let fault = match find_addresses(&mut addresses, terms, left) {
+        let left = terms.start.saturating_sub(clock.ran());
+        let fault = match find_addresses(&mut addresses, terms, &mut clock) {
             Err(fault) => fault,
             Ok(()) => {
                 let ip = addresses[attempt as usize % addresses.len()];
@@ -134,14 +135,13 @@ fn search(terms: &Terms, data_port: u16) -> Result<Link, CommError> {
                     let host = printable(&terms.host);
                     return Err(no_key(&format!("rank {} on {host} and rank 0 at {}", terms.rank, terms.master())));
                 };
-                match reach(terms, data_port, SocketAddr::new(ip, terms.master.1), left) {
+                match reach(terms, data_port, SocketAddr::new(ip, terms.master.1), &mut clock) {
                     Ok(link) => return Ok(link),
                     Err(fault) => fault,
                 }
             }
         };
-        stood += pace.stood().filter(|gap| *gap > BEGIN + GREETED).unwrap_or_default();
-        let waited = began.elapsed().saturating_sub(stood);
+        let waited = clock.ran();
         // One that the deadline cut short tells less than the one before it.
         let fault = match last.take() {
             Some(before) if left < CURTAILED => before,
@@ -149,14 +149,15 @@ fn search(terms: &Terms, data_port: u16) -> Result<Link, CommError> {
         };
         strangers = match fault {
             Fault::Absent(_) => None,
-            Fault::Stranger(_) => strangers.or(Some(Instant::now())),
+            Fault::Stranger(_) => strangers.or(Some(waited)),
         };
-        if waited >= terms.start || strangers.is_some_and(|since| since.elapsed() >= HOPE) {
+        if waited >= terms.start || strangers.is_some_and(|since| waited.saturating_sub(since) >= HOPE) {
             return Err(not_reached(terms, &fault, waited));
         }
         last = Some(fault);
         attempt = attempt.wrapping_add(1);
         std::thread::sleep(until_retry(waited, terms.rank, attempt).min(terms.start.saturating_sub(waited)));
+        clock.look();
     }
 }
 
@@ -186,7 +187,7 @@ fn until_retry(waited: Duration, rank: u32, attempt: u32) -> Duration {
 
 /// Resolves rank 0's host once. A resolver has no deadline of its own: one that does not
 /// come back is left to its thread.
-fn find_addresses(addresses: &mut Vec<IpAddr>, terms: &Terms, left: Duration) -> Result<(), Fault> {
+fn find_addresses(addresses: &mut Vec<IpAddr>, terms: &Terms, clock: &mut Clock) -> Result<(), Fault> {
     if !addresses.is_empty() {
         return Ok(());
     }
@@ -199,22 +200,29 @@ fn find_addresses(addresses: &mut Vec<IpAddr>, terms: &Terms, left: Duration) ->
         .name("resolver".to_owned())
         .spawn(resolve)
         .map_err(|error| failed(format!("no thread: {error}")))?;
-    let found: io::Result<Vec<IpAddr>> =
-        receiver.recv_timeout(left).map_err(|_| failed("the resolver does not answer".to_owned()))?;
+    let found: io::Result<Vec<IpAddr>> = loop {
+        match receiver.recv_timeout(TICK) {
+            Ok(found) => break found,
+            Err(_) if clock.ran() >= terms.start => return Err(failed("the resolver does not answer".to_owned())),
+            Err(_) => clock.look(),
+        };
+    };
     *addresses = found.map_err(|error| failed(error.to_string()))?;
     if addresses.is_empty() { Err(failed("it has no address".to_owned())) } else { Ok(()) }
 }
 
-/// Reads what is there until `bytes` are as many as wanted.
+/// Waits for bytes until there are as many as wanted, or the clock says `end`.
 fn read_whole(
     stream: &mut TcpStream,
     length: usize,
-    limit: Duration,
+    clock: &mut Clock,
+    end: Duration,
     right: impl Fn(&[u8]) -> bool,
 ) -> Result<Vec<u8>, String> {
-    let (began, mut bytes, mut buffer) = (Instant::now(), Vec::new(), [0; 64]);
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 64]);
     while bytes.len() < length {
-        let left = limit.saturating_sub(began.elapsed());
+        clock.look();
+        let left = end.saturating_sub(clock.ran());
         if left.is_zero() {
             return Err("it says nothing".to_owned());
         }
@@ -238,31 +246,33 @@ fn read_whole(
 }
 
 /// One attempt: connects, and shows who this is.
-fn reach(terms: &Terms, data_port: u16, to: SocketAddr, left: Duration) -> Result<Link, Fault> {
+fn reach(terms: &Terms, data_port: u16, to: SocketAddr, clock: &mut Clock) -> Result<Link, Fault> {
     let absent = |error: io::Error| Fault::Absent(format!("{}: {error}", to.ip()));
     let stranger = |why: String| Fault::Stranger(format!("{}: {why}", to.ip()));
     let mut stream = sockets::connect(to).map_err(absent)?;
-    let began = Instant::now();
+    let end = (clock.ran() + BEGIN).min(terms.start);
     loop {
         sockets::wait(&[(stream.as_fd(), true)], TICK);
+        clock.look();
         if let Some(error) = stream.take_error().map_err(absent)? {
             return Err(absent(error));
         }
         if stream.peer_addr().is_ok() {
             break;
         }
-        if began.elapsed() >= BEGIN.min(left) {
+        if clock.ran() >= end {
             return Err(Fault::Absent(format!("{} does not answer", to.ip())));
         }
     }
-    // The kernel may connect a socket to itself where nobody listens on a port of its own
-    // choice (RFC 9293, 3.5, simultaneous open).
+    // The kernel may connect a socket to itself where nobody listens at a port that it
+    // chose for it (RFC 9293, 3.5, simultaneous open).
     if stream.local_addr().ok() == stream.peer_addr().ok() {
         return Err(Fault::Absent(format!("{}: nobody listens", to.ip())));
     }
     let _ = stream.set_nodelay(true);
     let key = terms.key.as_ref();
-    let bytes = read_whole(&mut stream, GREETING, GREETED.min(left), wire::greets).map_err(stranger)?;
+    let end = (clock.ran() + GREETED).min(terms.start);
+    let bytes = read_whole(&mut stream, GREETING, clock, end, wire::greets).map_err(stranger)?;
     let greeting = <[u8; GREETING]>::try_from(bytes).map_err(|_| stranger("it says something else".to_owned()))?;
     match (wire::is_keyed(&greeting), key) {
         (true, None) => return Err(stranger("it has a store key, this rank has none".to_owned())),
@@ -270,18 +280,18 @@ fn reach(terms: &Terms, data_port: u16, to: SocketAddr, left: Duration) -> Resul
         (false, None) => is_own(&stream).map_err(stranger)?,
         (true, Some(_)) => {}
     }
-    prove(terms, data_port, key, stream, &greeting, left).map_err(stranger)
+    prove(terms, data_port, stream, &greeting, clock).map_err(stranger)
 }
 
 /// Shows that this rank has the key, and sees that the other has it.
 fn prove(
     terms: &Terms,
     data_port: u16,
-    key: Option<&Key>,
     mut stream: TcpStream,
     greeting: &[u8; GREETING],
-    left: Duration,
+    clock: &mut Clock,
 ) -> Result<Link, String> {
+    let key = terms.key.as_ref();
     let hello = Hello {
         rank: terms.rank,
         world_size: terms.world_size,
@@ -291,8 +301,9 @@ fn prove(
     };
     let random = random::bytes().map_err(|error| format!("no random numbers: {error}"))?;
     let reply = wire::reply(key, greeting, &hello, &random).ok_or("this host's name is too long")?;
-    io::Write::write_all(&mut stream, &reply).map_err(|error| error.to_string())?;
-    let proof = read_whole(&mut stream, wire::proof_length(key), left, |_| true)
+    stream.write_all(&reply).map_err(|error| error.to_string())?;
+    // Once it was taken rank 0 would count this rank as gone if it gave up.
+    let proof = read_whole(&mut stream, wire::proof_length(key), clock, terms.start, |_| true)
         .map_err(|why| format!("{why} when it was shown this rank's store key, so its own is probably another"))?;
     if !wire::proves(key, greeting, &reply, &proof) {
         return Err("it does not know this launch's store key".to_owned());
@@ -323,7 +334,7 @@ impl Client {
             return;
         }
         sockets::wait(&[(self.link.stream.as_fd(), false), (self.shared.wake.0.as_fd(), false)], TICK);
-        if let Some(gap) = self.pace.stood() {
+        if let Some(gap) = self.clock.look() {
             self.link.heard += gap;
         }
         let mut messages = Vec::new();
@@ -349,7 +360,7 @@ impl Client {
     /// Rank 0 is gone.
     fn lost(&mut self, why: String) {
         let at = lock(&self.shared.behind).iter().find(|(rank, _)| *rank == 0).map(|(_, at)| at.text());
-        let at = at.unwrap_or_else(|| self.shared.at().text());
+        let at = at.filter(|_| self.running).unwrap_or_else(|| "the start".to_owned());
         self.shared.break_off(Verdict { rank: 0, host: self.host.clone(), why, at: Some(at) }.error());
     }
 

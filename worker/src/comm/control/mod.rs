@@ -219,19 +219,31 @@ impl Shared {
     }
 }
 
-/// Tells how long this process stood still.
-struct Pace(Instant);
+/// The time in which this process ran: a job that is suspended stands still with all its
+/// deadlines.
+struct Clock {
+    began: Instant,
+    looked: Instant,
+    stood: Duration,
+}
 
-impl Pace {
-    fn new() -> Pace {
-        Pace(Instant::now())
+impl Clock {
+    fn new() -> Clock {
+        Clock { began: Instant::now(), looked: Instant::now(), stood: Duration::ZERO }
     }
 
-    /// To be called at least every [`TICK`]: the time that it did not run, since it was last.
-    fn stood(&mut self) -> Option<Duration> {
-        let gap = self.0.elapsed();
-        self.0 = Instant::now();
-        (gap > STOPPED).then_some(gap)
+    /// To be called about every [`TICK`]: for how long it stood still since it was last.
+    fn look(&mut self) -> Option<Duration> {
+        let gap = self.looked.elapsed();
+        self.looked = Instant::now();
+        let stood = (gap > STOPPED).then_some(gap);
+        self.stood += stood.unwrap_or_default();
+        stood
+    }
+
+    /// Since it began.
+    fn ran(&self) -> Duration {
+        self.began.elapsed().saturating_sub(self.stood)
     }
 }
 
@@ -242,7 +254,7 @@ pub struct Control {
     key: Option<Key>,
     shared: Arc<Shared>,
     recorder: OnceLock<Mutex<Recorder>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Which thread of the process it is.
@@ -277,7 +289,14 @@ impl Control {
             (peers, Some(start_thread(move || client.run())?))
         };
         let hosts = peers.iter().map(|peer| peer.host.clone()).collect();
-        let control = Control { rank, hosts, key: terms.key.clone(), shared, recorder: OnceLock::new(), thread };
+        let control = Control {
+            rank,
+            hosts,
+            key: terms.key.clone(),
+            shared,
+            recorder: OnceLock::new(),
+            thread: Mutex::new(thread),
+        };
         Ok((control, peers))
     }
 
@@ -350,35 +369,39 @@ impl Control {
         match late.len().saturating_sub(texts.len()) {
             _ if late.is_empty() => return "data: all ranks are in it, as far as they said".to_owned(),
             0 => {}
-            more if late.len() == BEHIND => texts.push(format!("{more} or more others")),
+            more if late.len() >= BEHIND => texts.push(format!("{more} or more others")),
             more => texts.push(format!("{more} other{}", s(more))),
         }
         texts.join("; ")
     }
 
     /// This rank ends with an error of its own, and the others are told why: one line, as a
-    /// person is to read it. To be called before the process ends.
+    /// person is to read it. Comes back when they could hear it; the process may end then.
     pub fn fail(&self, why: &str) {
-        self.shared.end(Ending::Failed(sentence(why)));
+        self.finish(Ending::Failed(sentence(why)));
     }
 
     /// This rank is done. Rank 0 waits until all are, but not longer than the silence of
     /// [`Terms`].
     pub fn end(self) {
-        self.shared.end(Ending::Orderly);
-        // The rest is drop's.
+        self.finish(Ending::Orderly);
+    }
+
+    /// Waits until the others could hear the goodbye, a second or two.
+    fn finish(&self, how: Ending) {
+        self.shared.end(how);
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
     }
 }
 
 impl Drop for Control {
-    /// Waits until the others could hear the goodbye. Without one they see that the
-    /// connection was closed.
+    /// Without a goodbye the others see that the connection was closed.
     fn drop(&mut self) {
         let panics = std::thread::panicking();
-        self.shared.end(if panics { Ending::Failed("it panicked".to_owned()) } else { Ending::Dropped });
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.finish(if panics { Ending::Failed("it panicked".to_owned()) } else { Ending::Dropped });
     }
 }
 

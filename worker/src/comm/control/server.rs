@@ -25,7 +25,7 @@ use palingenesis::system::{random, sockets};
 use super::key::is_own;
 use super::link::Link;
 use super::wire::{self, At, GREETING, Hello, Message, REPLY_MAX, Seat, Session, Side, VERSION, Verdict};
-use super::{BEAT, BEHIND, Ending, PARTING, Pace, Peer, Shared, TICK, Terms, lock, ranks, s};
+use super::{BEAT, BEHIND, Clock, Ending, PARTING, Peer, Shared, TICK, Terms, lock, ranks, s};
 use crate::comm::CommError;
 
 /// How long somebody may take to show that he is of this launch.
@@ -45,7 +45,7 @@ const PORT_TAKEN: Duration = Duration::from_secs(3);
 
 /// When it is first told who is waited for; then after twice the time, but every
 /// [`TELL_MAX`].
-const TELL: Duration = Duration::from_secs(10);
+const TELL: Duration = Duration::from_secs(5);
 const TELL_MAX: Duration = Duration::from_secs(60);
 
 const LISTENER: u64 = u64::MAX;
@@ -141,9 +141,7 @@ pub struct Server {
     /// All have come.
     running: bool,
     gone: Vec<Gone>,
-    pace: Pace,
-    /// Of this time the process stood still.
-    stood: Duration,
+    clock: Clock,
     beat: Instant,
     tokens: Vec<u64>,
 }
@@ -198,7 +196,6 @@ fn listen(terms: &Terms) -> Result<TcpListener, CommError> {
 /// # Errors
 /// See [`super::Control::join`]. Those that are here are told the same.
 pub fn gather(terms: &Terms, data_port: u16, shared: &Arc<Shared>) -> Result<(Server, Vec<Peer>), CommError> {
-    let began = Instant::now();
     let mut server = Server::new(terms, data_port, shared)?;
     let mut tell = TELL;
     loop {
@@ -213,7 +210,7 @@ pub fn gather(terms: &Terms, data_port: u16, shared: &Arc<Shared>) -> Result<(Se
             let peers = server.welcome();
             return Ok((server, peers));
         }
-        let waited = began.elapsed().saturating_sub(server.stood);
+        let waited = server.clock.ran();
         let (count, world) = (absent.len(), terms.world_size);
         let who = format!("rank{} {} of {world}", s(count), ranks(absent));
         if waited >= terms.start {
@@ -275,8 +272,7 @@ impl Server {
             members,
             running: false,
             gone: Vec::new(),
-            pace: Pace::new(),
-            stood: Duration::ZERO,
+            clock: Clock::new(),
             beat: Instant::now(),
             tokens: Vec::new(),
         })
@@ -315,8 +311,7 @@ impl Server {
     fn turn(&mut self) {
         sockets::wait(&[(self.many.fd(), false)], TICK);
         let now = Instant::now();
-        if let Some(gap) = self.pace.stood() {
-            self.stood += gap;
+        if let Some(gap) = self.clock.look() {
             self.connections.values_mut().filter_map(Connection::link).for_each(|link| link.heard += gap);
         }
         if self.deaf.is_some_and(|until| until <= now) {
@@ -412,7 +407,12 @@ impl Server {
         let mut behind: Vec<(u32, At)> =
             (0..).zip(self.members.iter().flatten()).map(|(rank, member)| (rank, member.at.clone())).collect();
         behind.sort_by_key(|(rank, at)| (at.sequence, at.inside, *rank));
+        let own = behind.iter().find(|(rank, _)| *rank == 0).cloned();
         behind.truncate(BEHIND);
+        // When rank 0 is gone, nobody else can say what it was at.
+        if let Some(own) = own.filter(|own| !behind.contains(own)) {
+            behind.push(own);
+        }
         let message = Message::Beats(if self.running { behind.clone() } else { Vec::new() });
         for connection in self.connections.values_mut() {
             // Who does not read gets no more than it has not read.
