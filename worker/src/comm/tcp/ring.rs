@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use bytemuck::{cast_slice, cast_slice_mut};
+use zerocopy::IntoBytes;
 
 use super::header;
 use super::turn::Turn;
@@ -81,7 +81,7 @@ impl Turn<'_> {
                 step if got.step + 1 == step => range(step).start..range(step).start + got.at / 4,
                 _ => 0..0,
             };
-            let bytes = &cast_slice::<f32, u8>(&values[ready])[sent.at..];
+            let bytes = &values[ready].as_bytes()[sent.at..];
             let write = sent.head < header::LENGTH || !bytes.is_empty();
             let mut moved = 0;
             if write {
@@ -102,16 +102,16 @@ impl Turn<'_> {
                 let to = &mut values[range(got.step + 1)][got.at / 4..];
                 if got.step < round.added {
                     let room = (to.len() * 4).min(size_of_val(scratch));
-                    let more = self.receive(0, &mut cast_slice_mut::<f32, u8>(scratch)[rest..room])?;
+                    let more = self.receive(0, &mut scratch.as_mut_bytes()[rest..room])?;
                     moved += more;
                     let whole = (rest + more) / 4;
                     to.iter_mut().zip(&scratch[..whole]).for_each(|(sum, number)| *sum += number);
                     let end = rest + more;
                     rest = end % 4;
-                    cast_slice_mut::<f32, u8>(scratch).copy_within(whole * 4..end, 0);
+                    scratch.as_mut_bytes().copy_within(whole * 4..end, 0);
                     got.at += whole * 4;
                 } else {
-                    let to = &mut cast_slice_mut::<f32, u8>(to)[got.at % 4..];
+                    let to = &mut to.as_mut_bytes()[got.at % 4..];
                     let room = to.len().min(KEPT);
                     let more = self.receive(0, &mut to[..room])?;
                     moved += more;

@@ -52,14 +52,10 @@ impl Turn<'_> {
 
     /// Lets the other ranks know why this one goes on no more.
     pub(super) fn tell(&self, error: &CommError) {
-        let lost = |why: &str| CommError::Lost {
-            rank: self.group.rank,
-            host: self.group.host.clone(),
-            why: why.to_string(),
-            op: self.header.name(),
-        };
+        let ended =
+            |why: &String| CommError::Ended { rank: self.group.rank, host: self.group.host.clone(), why: why.clone() };
         let told = match error {
-            CommError::Own(why) => &lost(why),
+            CommError::Own(why) => &ended(why),
             error => error,
         };
         self.group.ins.iter().for_each(|link| link.tell(told));
