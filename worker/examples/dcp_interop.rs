@@ -1,10 +1,10 @@
-//! Checkpoints for tests/interop.py: writes one of a small made-up model as WORLD ranks
+//! Checkpoints for tests/interop/dcp.py: writes one of a small made-up model as WORLD ranks
 //! would, or reads one that PyTorch wrote, as WORLD ranks would.
 //!
 //!     dcp_interop write DIR WORLD
 //!     dcp_interop check DIR WORLD
 //!
-//! Every number is known: number i of tensor k has the bits (i * 2654435761 + k * 97) mod
+//! Every number of ours is known: number i of tensor k has the bits (i * 2654435761 + k * 97) mod
 //! 2^32, every kind of NaN among them.
 
 use std::fs::File;
@@ -15,6 +15,9 @@ use palingenesis_worker::checkpoint::Part;
 use palingenesis_worker::checkpoint::dcp;
 use palingenesis_worker::shard::Division;
 use serde_json::json;
+
+#[path = "../tests/interop/torch_checkpoint.rs"]
+mod torch_checkpoint;
 
 /// Units, each one flat buffer that is divided over the ranks; the last one has empty parts.
 const UNITS: [&[(&str, &[usize])]; 4] = [
@@ -83,6 +86,10 @@ fn main() -> Result<()> {
     let world = world.parse().context("WORLD")?;
     match what.as_str() {
         "write" => write(Path::new(dir), world),
+        "check" => {
+            torch_checkpoint::check(Path::new(dir), world);
+            Ok(())
+        }
         _ => bail!("usage: dcp_interop write|check DIR WORLD"),
     }
 }

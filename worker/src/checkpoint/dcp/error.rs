@@ -82,3 +82,18 @@ fn list(faults: &[Fault]) -> String {
     }
     text
 }
+
+impl DcpError {
+    /// The same as a fault of the checkpoint.
+    pub(super) fn into_fault(self) -> Fault {
+        match self {
+            Self::Broken { fault, .. } => fault,
+            Self::Io { path, source } => Fault {
+                file: path.file_name().map(|name| name.to_string_lossy().into_owned()),
+                item: None,
+                what: format!("cannot be read: {source}"),
+            },
+            other => Fault { file: None, item: None, what: other.to_string() },
+        }
+    }
+}

@@ -14,11 +14,15 @@
 mod boxes;
 mod error;
 mod pickle;
+mod read;
+mod verify;
 mod write;
 mod zip;
 
 pub use boxes::{Chunk, boxes};
 pub use error::{DcpError, Fault};
+pub use read::{Dcp, Dtype, NeededFile, TensorInfo};
+pub use verify::verify;
 pub use write::{Item, Placed, Shard, metadata, shard_name, write_shard};
 
 /// The file that PyTorch writes last and looks for first.

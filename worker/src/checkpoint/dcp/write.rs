@@ -250,7 +250,13 @@ pub fn metadata(tensors: &[(&str, &[usize])], files: &[(String, Shard)]) -> Resu
     for (name, tensor) in pieces.keys().map(|name| (name, true)).chain(objects.keys().map(|name| (name, false))) {
         p.name(name);
         p.ops(b"(");
-        path(name, tensor).iter().for_each(|key| p.name(key));
+        for key in path(name, tensor) {
+            // A place in a list, as of `optimizer.param_groups.0.lr`.
+            match key.parse::<u32>() {
+                Ok(index) if !tensor => p.int(index.into()),
+                _ => p.name(key),
+            }
+        }
         p.ops(b"t");
     }
     p.ops(b"u");
