@@ -32,7 +32,10 @@ fn time(
     let own: Vec<u8> = took[1..].iter().flat_map(|time| time.to_le_bytes()).collect();
     let all = tcp.exchange(TAG, &own)?;
     let time = |bytes: &[u8], round: usize| {
-        bytes.chunks_exact(8).nth(round).map_or(0, |eight| eight.iter().rev().fold(0, |sum: u64, byte| (sum << 8) | u64::from(*byte)))
+        bytes
+            .chunks_exact(8)
+            .nth(round)
+            .map_or(0, |eight| eight.iter().rev().fold(0, |sum: u64, byte| (sum << 8) | u64::from(*byte)))
     };
     let mut slowest: Vec<u64> =
         (0..rounds).map(|round| all.iter().map(|bytes| time(bytes, round)).max().unwrap_or(0)).collect();
@@ -73,7 +76,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut into = part.clone();
         let times = [
             ("all_reduce", time(&mut tcp, rounds, |tcp| tcp.all_reduce(TAG, &mut values))?),
-            ("all_gather", time(&mut tcp, rounds, |tcp| tcp.all_gather(TAG, &part, &mut values[..part.len() * world]))?),
+            (
+                "all_gather",
+                time(&mut tcp, rounds, |tcp| tcp.all_gather(TAG, &part, &mut values[..part.len() * world]))?,
+            ),
             (
                 "reduce_scatter",
                 time(&mut tcp, rounds, |tcp| tcp.reduce_scatter(TAG, &mut values[..part.len() * world], &mut into))?,

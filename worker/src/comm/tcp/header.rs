@@ -58,7 +58,8 @@ impl Header {
     /// None where these bytes are no header.
     pub(super) fn from_bytes(bytes: &[u8; LENGTH]) -> Option<Header> {
         let four = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
-        let eight = |at: usize| (u64::from(u32::from_le_bytes(four(at + 4))) << 32) | u64::from(u32::from_le_bytes(four(at)));
+        let eight =
+            |at: usize| (u64::from(u32::from_le_bytes(four(at + 4))) << 32) | u64::from(u32::from_le_bytes(four(at)));
         let mut word = [0; WORD];
         word.copy_from_slice(&bytes[32..32 + WORD]);
         Some(Header {

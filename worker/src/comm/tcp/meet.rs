@@ -299,7 +299,8 @@ impl Meeting<'_> {
         let (said, rest) = stranger.got.split_at(12);
         let (challenge, tag) = rest.split_at(LENGTH);
         let challenges = [&stranger.challenge[..], challenge];
-        let Some(slot) = (0..self.ins.len() as u32).find(|slot| said == which(self.before(*slot), self.terms.rank, *slot))
+        let Some(slot) =
+            (0..self.ins.len() as u32).find(|slot| said == which(self.before(*slot), self.terms.rank, *slot))
         else {
             return Heard::Nobody;
         };

@@ -161,8 +161,7 @@ impl Collective<Cpu> for Tcp {
             return self.ring(Op::AllReduce, tag, count, values);
         }
         let own = cast_slice(values).to_vec();
-        let all =
-            self.turn(Op::AllReduce, tag, (Dtype::F32, count), 0, |turn, _| turn.all_to_all(&own))?;
+        let all = self.turn(Op::AllReduce, tag, (Dtype::F32, count), 0, |turn, _| turn.all_to_all(&own))?;
         values.fill(0.0);
         for bytes in &all {
             let numbers = bytes.chunks_exact(4).map(|four| f32::from_ne_bytes([four[0], four[1], four[2], four[3]]));

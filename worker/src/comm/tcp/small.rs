@@ -58,12 +58,7 @@ impl Turn<'_> {
         frame
     }
 
-    fn fetch_blocks(
-        &mut self,
-        from: usize,
-        count: usize,
-        sending: &mut Sending,
-    ) -> Result<Vec<Vec<u8>>, CommError> {
+    fn fetch_blocks(&mut self, from: usize, count: usize, sending: &mut Sending) -> Result<Vec<Vec<u8>>, CommError> {
         let mut head = [0; header::LENGTH];
         self.fetch(from, &mut head, sending)?;
         self.check(from, &head)?;
