@@ -88,18 +88,24 @@ pub(super) fn forward(
                 );
                 let log_sums = &mut log_sums[first..first + count];
                 let mut inverse = [0.0; BLOCK];
-                simd::run(|| {
-                    for (i, row) in weights.chunks_exact_mut(seen).enumerate() {
-                        let (row, hidden) = row.split_at_mut(first + i + 1);
-                        let (highest, sum) = simd::exponentials(row);
-                        hidden.fill(0.0);
-                        log_sums[i] = highest + sum.ln();
-                        inverse[i] = 1.0 / sum;
-                    }
-                });
+                simd::run(
+                    #[inline(always)]
+                    || {
+                        for (i, row) in weights.chunks_exact_mut(seen).enumerate() {
+                            let (row, hidden) = row.split_at_mut(first + i + 1);
+                            let (highest, sum) = simd::exponentials(row);
+                            hidden.fill(0.0);
+                            log_sums[i] = highest + sum.ln();
+                            inverse[i] = 1.0 / sum;
+                        }
+                    },
+                );
                 let mut out = out.rows(first, count);
                 out.rows(0, count).product(Matrix::new(weights, count, seen, seen), v.rows(0, seen), 1.0, false);
-                simd::run(|| (0..count).for_each(|i| out.get(i).iter_mut().for_each(|out| *out *= inverse[i])));
+                simd::run(
+                    #[inline(always)]
+                    || (0..count).for_each(|i| out.get(i).iter_mut().for_each(|out| *out *= inverse[i])),
+                );
             }
         });
     });
@@ -146,22 +152,25 @@ pub(super) fn backward(
                     let (k, v) = (k.rows(0, seen), v.rows(0, seen));
                     MatrixMut::new(weights, count, seen, seen).product(q, k.transposed(), scale, false);
                     MatrixMut::new(dweights, count, seen, seen).product(dout, v.transposed(), 1.0, false);
-                    simd::run(|| {
-                        let rows = weights.chunks_exact_mut(seen).zip(dweights.chunks_exact_mut(seen)).enumerate();
-                        for (i, (weights, dweights)) in rows {
-                            let (weights, hidden) = weights.split_at_mut(first + i + 1);
-                            let (dweights, dhidden) = dweights.split_at_mut(first + i + 1);
-                            hidden.fill(0.0);
-                            dhidden.fill(0.0);
-                            // What the softmax's own normalisation takes back.
-                            let own = dot(dout.get(i), out.get(first + i));
-                            let log_sum = log_sums[first + i];
-                            for (weight, dweight) in weights.iter_mut().zip(dweights) {
-                                *weight = simd::exp(*weight - log_sum);
-                                *dweight = *weight * (*dweight - own) * scale;
+                    simd::run(
+                        #[inline(always)]
+                        || {
+                            let rows = weights.chunks_exact_mut(seen).zip(dweights.chunks_exact_mut(seen)).enumerate();
+                            for (i, (weights, dweights)) in rows {
+                                let (weights, hidden) = weights.split_at_mut(first + i + 1);
+                                let (dweights, dhidden) = dweights.split_at_mut(first + i + 1);
+                                hidden.fill(0.0);
+                                dhidden.fill(0.0);
+                                // What the softmax's own normalisation takes back.
+                                let own = dot(dout.get(i), out.get(first + i));
+                                let log_sum = log_sums[first + i];
+                                for (weight, dweight) in weights.iter_mut().zip(dweights) {
+                                    *weight = simd::exp(*weight - log_sum);
+                                    *dweight = *weight * (*dweight - own) * scale;
+                                }
                             }
-                        }
-                    });
+                        },
+                    );
                     let weights = Matrix::new(weights, count, seen, seen);
                     let dscores = Matrix::new(dweights, count, seen, seen);
                     dv.rows(0, seen).product(weights.transposed(), dout, 1.0, true);

@@ -428,7 +428,7 @@ fn a_logit_that_is_no_number_shows_in_the_loss() {
     }
 }
 
-/// tests/fixtures/adamw.py made the numbers.
+/// worker/tests/fixtures/adamw.py made the numbers.
 #[test]
 fn adamw_is_torchs() {
     #[derive(serde::Deserialize)]
@@ -454,7 +454,7 @@ fn adamw_is_torchs() {
         cases: Vec<Case>,
     }
     let cpu = cpu();
-    let fixture: Fixture = serde_json::from_str(include_str!("fixtures/adamw.json")).unwrap();
+    let fixture: Fixture = serde_json::from_str(include_str!("../../tests/fixtures/adamw.json")).unwrap();
     assert_eq!(fixture.cases.len(), 3);
     for case in fixture.cases {
         let Case { lr, beta1, beta2, eps, weight_decay, grad_scale, mut param, .. } = case;
