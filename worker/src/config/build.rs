@@ -157,7 +157,9 @@ impl Values<'_> {
                 }
                 _ => String::new(),
             },
-            Value::String(_) if key.takes == Takes::Flag => "; write true or false, without quotes".to_string(),
+            Value::String(text) if key.takes == Takes::Flag && text.parse::<bool>().is_ok() => {
+                "; write it without quotes".to_string()
+            }
             _ => String::new(),
         };
         self.error(name, &format!("{name} = {written} must be {}{hint}", key.takes.expected()))
@@ -171,7 +173,7 @@ impl Values<'_> {
             Some(given) if given.value.is_null() => Err(self.refused(name, key, &Value::Null)),
             Some(given) => Ok((key, given.value.clone())),
             None if key.required => Err(ConfigError(format!(
-                "{}: {name} is missing, {}; it must be {}",
+                "{}: {name} is missing ({}); it must be {}",
                 self.file.display(),
                 key.what,
                 key.takes.expected()

@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use palingenesis::config::printable;
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use toml::de::{DeTable, DeValue};
 
@@ -176,8 +176,26 @@ fn real(number: f64, written: &str) -> Value {
     serde_json::Number::from_f64(number).map_or_else(|| Value::String(written.to_string()), Value::Number)
 }
 
+/// Brackets within brackets that YAML is read with: its scanner's time grows with their square.
+const DEEPEST: i64 = 100;
+
 fn of_yaml(text: &str) -> Result<Vec<Entry>, Fault> {
-    let fault = |error: serde_norway::Error| (error.location().map(|location| location.line()), error.to_string());
+    if text.lines().map(str::trim_start).all(|line| line.is_empty() || line.starts_with('#')) {
+        return Ok(Vec::new());
+    }
+    let mut depth = 0;
+    for (at, byte) in text.bytes().enumerate() {
+        depth += i64::from(matches!(byte, b'[' | b'{')) - i64::from(matches!(byte, b']' | b'}'));
+        if depth > DEEPEST {
+            return Err((Some(line_of(text, at)), format!("more than {DEEPEST} open brackets")));
+        }
+    }
+    let fault = |error: serde_norway::Error| {
+        let text = error.to_string();
+        // Its place is told before it.
+        let why = text.split(" at line ").next().unwrap_or_default().to_string();
+        (error.location().map(|location| location.line()), why)
+    };
     match serde_norway::from_str::<Node>(text).map_err(fault)? {
         Node::Table(entries) => Ok(entries),
         Node::Value(Value::Null) => Ok(Vec::new()),
@@ -234,13 +252,36 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
         let mut entries: Vec<Entry> = Vec::new();
-        while let Some(name) = map.next_key::<String>()? {
-            if entries.iter().any(|entry| entry.name == name) {
-                return Err(A::Error::custom(format!("key '{name}' is there twice")));
-            }
+        while let Some(name) = map.next_key_seed(NewKey(&entries))? {
             entries.push(Entry { name, line: None, node: map.next_value()? });
         }
         Ok(Node::Table(entries))
+    }
+}
+
+/// A key that is not among these, so that the error about one that is has its place.
+struct NewKey<'e>(&'e [Entry]);
+
+impl<'de> DeserializeSeed<'de> for NewKey<'_> {
+    type Value = String;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for NewKey<'_> {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<String, E> {
+        match self.0.iter().any(|entry| entry.name == name) {
+            true => Err(E::custom(format!("key '{}' is there twice", printable(name)))),
+            false => Ok(name.to_string()),
+        }
     }
 }
 

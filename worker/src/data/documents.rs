@@ -73,7 +73,8 @@ impl Documents {
         Documents::new(path, input, split, PIECE)
     }
 
-    fn new(path: &Path, mut input: Box<dyn BufRead>, split: Split, piece: usize) -> Result<Documents> {
+    /// The same of an open one, in pieces of about so many bytes.
+    pub fn new(path: &Path, mut input: Box<dyn BufRead>, split: Split, piece: usize) -> Result<Documents> {
         let start = input.fill_buf().map_err(io_error("cannot be read", path))?;
         if let Some((kind, cure)) = packed(start) {
             return wrong(format!("{}: is {kind}, not text; {cure}", path.display()));

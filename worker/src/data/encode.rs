@@ -209,6 +209,7 @@ fn byte_names() -> [char; 256] {
 
 #[cfg(test)]
 mod tests {
+    use super::super::documents::{Documents, Split};
     use super::*;
 
     #[test]
@@ -223,5 +224,26 @@ mod tests {
         assert_eq!(theirs.decode(&ids, false).unwrap(), text);
         assert_eq!(theirs.token_to_id("<|endoftext|>"), Some(encoder.eos));
         assert_eq!(theirs.get_vocab_size(true), encoder.vocab);
+    }
+    #[test]
+    fn pieces_of_a_document_have_its_tokens() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer");
+        let encoder = Encoder::open(&fixture, None).unwrap();
+        let text = fs::read(fixture.join("text.txt")).unwrap().repeat(2);
+        let ids = |piece: usize| {
+            let input = Box::new(std::io::Cursor::new(text.clone()));
+            let mut documents = Documents::new(Path::new("x"), input, Split::Files, piece).unwrap();
+            let (mut ids, mut pieces) = (Vec::new(), 0);
+            while let Some(piece) = documents.next().unwrap() {
+                ids.extend(encoder.encode(Path::new("x"), &piece).unwrap());
+                pieces += 1;
+            }
+            (ids, pieces)
+        };
+        let (whole, 1) = ids(text.len()) else { panic!("more than one piece") };
+        for piece in [150, 200, 333, 512, 1000, 1500, 2500] {
+            let (cut, pieces) = ids(piece);
+            assert!(pieces > 1 && cut == whole, "pieces of {piece} bytes");
+        }
     }
 }
