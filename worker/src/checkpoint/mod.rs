@@ -16,6 +16,7 @@
 mod choose;
 pub mod dcp;
 mod export;
+mod import;
 mod load;
 mod manifest;
 mod names;
@@ -35,6 +36,7 @@ use crate::comm::CommError;
 
 pub use choose::{Choice, Chosen, Skipped};
 pub use export::{Dtype, Export, Exported, Exporter, tokenizer_files};
+pub use import::Import;
 pub use manifest::{FileSum, Manifest, TensorShape};
 pub use purge::Purged;
 pub use save::{Saved, What};
