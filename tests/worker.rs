@@ -1,4 +1,5 @@
-//! palingenesis-worker says which rank it was given.
+//! palingenesis-worker says which rank it was given, and takes the arguments that the plugin
+//! hands over. What it does with a configuration is tested beside it, in worker/tests.
 
 mod common;
 
@@ -61,12 +62,13 @@ fn what_is_missing_or_malformed_is_named_with_the_cure() {
 }
 
 #[test]
-fn version_help_and_nothing_else() {
+fn version_help_and_what_is_no_configuration() {
     assert_eq!(worker(&[], &["--version"]).ok().out, concat!("palingenesis-worker ", env!("CARGO_PKG_VERSION"), "\n"));
-    assert!(worker(&[], &["--help"]).ok().out.contains("Training does not exist yet"));
-    let said = worker(&RANKS, &["train.toml"]);
-    assert_eq!((said.code, said.out.as_str()), (2, ""));
-    assert!(said.err.contains("'train.toml'"), "{}", said.err);
+    assert!(worker(&[], &["--help"]).ok().out.contains("Exit codes:"));
+    let said = worker(&RANKS, &["/nowhere/train.toml"]);
+    assert_eq!((said.code, said.out.as_str()), (78, ""), "{}", said.err);
+    assert!(said.err.contains("/nowhere/train.toml") && said.err.lines().count() == 1, "{}", said.err);
+    assert_eq!(worker(&RANKS, &["--bogus"]).code, 2);
 }
 
 #[test]
@@ -77,7 +79,7 @@ fn an_argument_that_the_plugin_handed_over_comes_first() {
     ranks.push(("PALINGENESIS_WORKER_ARG", ""));
     let said = worker(&ranks, &["train.toml"]);
     assert_eq!(said.code, 2);
-    assert!(said.err.contains("argument ''"), "{}", said.err);
+    assert!(said.err.contains("<CONFIG>"), "{}", said.err);
 }
 
 /// What a refusal on a node must do: no task runs its program, every node says

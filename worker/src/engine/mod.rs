@@ -8,6 +8,8 @@
 
 mod cpu;
 
+use std::borrow::Cow;
+
 pub use cpu::{Buffer, Cpu};
 
 /// What went wrong on a device. The CPU has no such errors but memory.
@@ -128,6 +130,19 @@ pub trait Engine {
     /// # Errors
     /// The device's.
     fn download(&self, from: Self::View<'_>, to: &mut [f32]) -> Result<()>;
+    /// The numbers where the host reads them: as they lie, or a copy.
+    ///
+    /// # Errors
+    /// The device's.
+    fn host<'a>(&self, view: Self::View<'a>) -> Result<Cow<'a, [f32]>>
+    where
+        Self: 'a;
+    /// Lets the host write numbers: as they lie, or a copy that is brought back after.
+    /// What they were before is not there to be read.
+    ///
+    /// # Errors
+    /// The device's.
+    fn with_host<R>(&self, views: Vec<Self::ViewMut<'_>>, write: impl FnOnce(&mut [&mut [f32]]) -> R) -> Result<R>;
 
     /// x = value.
     ///

@@ -1,7 +1,21 @@
 //! Each rank's part of every unit, ZeRO-3: gathered before use, given back after; gradients
-//! are summed into the part they belong to.
+//! are summed into the part they belong to. What a rank keeps of every parameter is the
+//! master copy, AdamW's two moments and the gradient; whole units exist one at a time.
+//! Nothing here knows of files, tokens on disk or schedules.
 
+mod optimizer;
+mod step;
+
+use std::borrow::Cow;
 use std::ops::Range;
+use std::time::{Duration, Instant};
+
+pub use step::Batch;
+
+use crate::checkpoint::{Part, PartMut};
+use crate::comm::{Collective, CommError, Tag};
+use crate::engine::{Engine, EngineError};
+use crate::model::{Tensor, Unit};
 
 /// How a unit's flat buffer is divided: into world_size parts of equal length, the last
 /// ones shorter or empty; what is missing is padding in memory, never on disk.
@@ -31,5 +45,497 @@ impl Division {
     pub fn of(&self, rank: usize) -> Range<usize> {
         let part = self.part();
         (rank * part).min(self.len)..((rank + 1) * part).min(self.len)
+    }
+}
+
+/// Why a step was not computed.
+#[derive(Debug, thiserror::Error)]
+pub enum ShardError {
+    /// Another rank, or the way to it.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// This rank's device.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+/// A result of what needs all ranks.
+pub type Result<T> = std::result::Result<T, ShardError>;
+
+/// What a rank keeps of one unit: each buffer is `division.part()` long.
+struct Kept<E: Engine> {
+    unit: Unit,
+    division: Division,
+    own: Range<usize>,
+    master: E::Buffer,
+    first_moment: E::Buffer,
+    second_moment: E::Buffer,
+    grad: E::Buffer,
+}
+
+/// A buffer for one whole unit, and which one it holds.
+struct Whole<E: Engine> {
+    buffer: E::Buffer,
+    holds: Option<usize>,
+}
+
+/// A model's parameters, gradients and optimizer, divided over the ranks.
+///
+/// Whole parameters are held twice: one block, and beside it the embedding or the head.
+/// Gathered is only what is not there already: the last block forward is the first
+/// backward, and with a tied embedding the first unit stays for a whole step.
+pub struct Sharded<E: Engine> {
+    units: Vec<Kept<E>>,
+    world: usize,
+    root: Whole<E>,
+    block: Whole<E>,
+    root_grads: E::Buffer,
+    block_grads: E::Buffer,
+    /// Where a sum arrives before it is added to those of earlier micro-batches.
+    arrived: E::Buffer,
+    activations: step::Activations<E>,
+    waited: Duration,
+}
+
+impl<E: Engine> Sharded<E> {
+    /// All zeros: [`Sharded::initialise`] or [`Sharded::load`] fills it. Buffers for
+    /// micro-batches of at most `sequences` sequences of `sequence` (seq · hidden) numbers.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(
+        engine: &E,
+        units: Vec<Unit>,
+        sequences: usize,
+        sequence: usize,
+        rank: u32,
+        world: u32,
+    ) -> Result<Sharded<E>> {
+        let (rank, world) = (rank as usize, world as usize);
+        let blocks = units.iter().filter(|unit| is_block(unit)).count();
+        // With one rank a part is the whole: nothing is gathered or summed.
+        let longest = |block: bool| {
+            let lengths = units.iter().filter(|unit| is_block(unit) == block);
+            lengths.map(|unit| Division { len: unit.len(), world }.padded()).max().unwrap_or(0)
+        };
+        let (root, block) = if world == 1 { (0, 0) } else { (longest(false), longest(true)) };
+        let units = units
+            .into_iter()
+            .map(|unit| {
+                let division = Division { len: unit.len(), world };
+                let zeros = || engine.zeros(division.part());
+                Ok(Kept {
+                    own: division.of(rank),
+                    master: zeros()?,
+                    first_moment: zeros()?,
+                    second_moment: zeros()?,
+                    grad: zeros()?,
+                    division,
+                    unit,
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Sharded {
+            units,
+            world,
+            root: Whole { buffer: engine.zeros(root)?, holds: None },
+            block: Whole { buffer: engine.zeros(block)?, holds: None },
+            root_grads: engine.zeros(root)?,
+            block_grads: engine.zeros(block)?,
+            arrived: engine.zeros(root.max(block) / world)?,
+            activations: step::Activations::new(engine, blocks, sequences, sequence)?,
+            waited: Duration::ZERO,
+        })
+    }
+
+    /// Fills this rank's parts with first values: `value(tensor, range, numbers)` gives
+    /// those of `range` of a tensor. Moments become zero.
+    ///
+    /// # Errors
+    /// `value`'s, or the device's.
+    pub fn initialise<X: From<EngineError>>(
+        &mut self,
+        engine: &E,
+        mut value: impl FnMut(&Tensor, Range<usize>, &mut [f32]) -> std::result::Result<(), X>,
+    ) -> std::result::Result<(), X> {
+        (self.root.holds, self.block.holds) = (None, None);
+        for kept in &mut self.units {
+            engine.fill(engine.view_mut(&mut kept.first_moment, 0..kept.own.len()), 0.0)?;
+            engine.fill(engine.view_mut(&mut kept.second_moment, 0..kept.own.len()), 0.0)?;
+            let master = engine.view_mut(&mut kept.master, 0..kept.own.len());
+            let pieces: Vec<_> = pieces(&kept.unit, &kept.own).collect();
+            engine.with_host(vec![master], |numbers| {
+                let [numbers] = numbers else { return Ok(()) };
+                pieces.into_iter().try_for_each(|piece| value(piece.tensor, piece.range, &mut numbers[piece.at]))
+            })??;
+        }
+        Ok(())
+    }
+
+    /// What this rank keeps, where the host can read it.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn snapshot<'a>(&'a self, engine: &E) -> Result<Snapshot<'a>> {
+        let host = |buffer: &'a E::Buffer, kept: &Kept<E>| engine.host(engine.view(buffer, 0..kept.own.len()));
+        let units = self.units.iter().map(|kept| {
+            let numbers =
+                [host(&kept.master, kept)?, host(&kept.first_moment, kept)?, host(&kept.second_moment, kept)?];
+            Ok((&kept.unit, kept.own.clone(), numbers))
+        });
+        let units = units.collect::<Result<Vec<_>>>()?;
+        Ok(Snapshot { names: units.iter().flat_map(|(unit, ..)| unit.tensors.iter().map(names)).collect(), units })
+    }
+
+    /// Lets `read` fill this rank's parts: parameters and moments, as in
+    /// [`Snapshot::parts`]. After an error they hold anything.
+    ///
+    /// # Errors
+    /// `read`'s, or the device's.
+    pub fn load<X: From<EngineError>>(
+        &mut self,
+        engine: &E,
+        read: impl FnOnce(&mut [PartMut<'_>]) -> std::result::Result<(), X>,
+    ) -> std::result::Result<(), X> {
+        (self.root.holds, self.block.holds) = (None, None);
+        let names: Vec<[String; 3]> = self.units.iter().flat_map(|kept| kept.unit.tensors.iter().map(names)).collect();
+        let (mut views, mut whats) = (Vec::new(), Vec::new());
+        for kept in &mut self.units {
+            let own = 0..kept.own.len();
+            views.push(engine.view_mut(&mut kept.master, own.clone()));
+            views.push(engine.view_mut(&mut kept.first_moment, own.clone()));
+            views.push(engine.view_mut(&mut kept.second_moment, own));
+            whats.push((&kept.unit, &kept.own));
+        }
+        engine.with_host(views, |numbers| {
+            let mut parts = Vec::new();
+            let mut before = 0;
+            for ((unit, own), numbers) in whats.into_iter().zip(numbers.chunks_exact_mut(3)) {
+                for (which, numbers) in numbers.iter_mut().enumerate() {
+                    let mut rest = &mut **numbers;
+                    for Piece { index, tensor, range, .. } in pieces(unit, own) {
+                        let (data, after) = rest.split_at_mut(range.len());
+                        rest = after;
+                        let name = &names[before + index][which];
+                        parts.push(PartMut { name, shape: &tensor.shape, range, data });
+                    }
+                }
+                before += unit.tensors.len();
+            }
+            read(&mut parts)
+        })?
+    }
+
+    /// Gathers unit after unit and shows each rank its tensors, whole, in their order:
+    /// the way to an export. Never more than one unit is held.
+    ///
+    /// # Errors
+    /// `show`'s, another rank's, or the device's.
+    pub fn each_tensor<C: Collective<E>, X: From<ShardError>>(
+        &mut self,
+        engine: &E,
+        comm: &mut C,
+        mut show: impl FnMut(&Tensor, &[f32]) -> std::result::Result<(), X>,
+    ) -> std::result::Result<(), X> {
+        for index in 0..self.units.len() {
+            self.gather(engine, comm, index)?;
+            let tensors = self.units[index].unit.tensors.clone();
+            let whole = engine.host(self.whole(engine, index)).map_err(ShardError::from)?;
+            tensors.iter().try_for_each(|tensor| show(tensor, &whole[tensor.range()]))?;
+        }
+        Ok(())
+    }
+
+    /// The units, in their order.
+    pub fn units(&self) -> impl Iterator<Item = &Unit> {
+        self.units.iter().map(|kept| &kept.unit)
+    }
+
+    /// Numbers in all parameters together.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.units.iter().map(|kept| kept.unit.len()).sum()
+    }
+
+    /// The time spent in collectives since this was asked last.
+    pub fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
+    }
+
+    /// Brings a whole unit together, unless it is there.
+    fn gather<C: Collective<E>>(&mut self, engine: &E, comm: &mut C, index: usize) -> Result<()> {
+        let kept = &self.units[index];
+        let whole = if is_block(&kept.unit) { &mut self.block } else { &mut self.root };
+        if self.world == 1 || whole.holds == Some(index) {
+            return Ok(());
+        }
+        whole.holds = None;
+        let since = Instant::now();
+        let part = engine.view(&kept.master, 0..kept.division.part());
+        let full = engine.view_mut(&mut whole.buffer, 0..kept.division.padded());
+        comm.all_gather(tag(&kept.unit), part, full)?;
+        self.waited += since.elapsed();
+        whole.holds = Some(index);
+        Ok(())
+    }
+
+    /// A unit that was gathered.
+    fn whole<'a>(&'a mut self, engine: &E, index: usize) -> E::View<'a> {
+        self.at(engine, index).0
+    }
+
+    /// Sets a unit's whole gradients to zero, padding too.
+    fn clear(&mut self, engine: &E, index: usize, first: bool) -> Result<()> {
+        let kept = &mut self.units[index];
+        let padded = kept.division.padded();
+        let grads = match (self.world, is_block(&kept.unit)) {
+            // They are the sum of all micro-batches.
+            (1, _) if !first => return Ok(()),
+            (1, _) => &mut kept.grad,
+            (_, true) => &mut self.block_grads,
+            (_, false) => &mut self.root_grads,
+        };
+        Ok(engine.fill(engine.view_mut(grads, 0..padded), 0.0)?)
+    }
+
+    /// Sums a unit's gradients over the ranks into the parts; what was gathered of them is
+    /// lost. `first`: replaces those of the last step.
+    fn scatter<C: Collective<E>>(&mut self, engine: &E, comm: &mut C, index: usize, first: bool) -> Result<()> {
+        if self.world == 1 {
+            return Ok(());
+        }
+        let kept = &mut self.units[index];
+        let part = kept.division.part();
+        let full = if is_block(&kept.unit) { &mut self.block_grads } else { &mut self.root_grads };
+        let full = engine.view_mut(full, 0..kept.division.padded());
+        let since = Instant::now();
+        let to = if first { &mut kept.grad } else { &mut self.arrived };
+        comm.reduce_scatter(tag(&kept.unit), full, engine.view_mut(to, 0..part))?;
+        self.waited += since.elapsed();
+        if !first {
+            engine.add(engine.view_mut(&mut kept.grad, 0..part), engine.view(&self.arrived, 0..part))?;
+        }
+        Ok(())
+    }
+}
+
+/// A rank's parts where the host can read them.
+pub struct Snapshot<'a> {
+    units: Vec<(&'a Unit, Range<usize>, [Cow<'a, [f32]>; 3])>,
+    names: Vec<[String; 3]>,
+}
+
+impl Snapshot<'_> {
+    /// Of each tensor that this rank holds something of: the parameter, by its own name,
+    /// and AdamW's moments `optimizer.state.<name>.exp_avg` and `.exp_avg_sq`.
+    #[must_use]
+    pub fn parts(&self) -> Vec<Part<'_>> {
+        let mut parts = Vec::new();
+        let mut before = 0;
+        for (unit, own, numbers) in &self.units {
+            for (which, numbers) in numbers.iter().enumerate() {
+                for Piece { index, tensor, at, range } in pieces(unit, own) {
+                    let name = &self.names[before + index][which];
+                    parts.push(Part { name, shape: &tensor.shape, range, data: &numbers[at] });
+                }
+            }
+            before += unit.tensors.len();
+        }
+        parts
+    }
+}
+
+/// What a part has of one of its unit's tensors.
+struct Piece<'a> {
+    /// Of the tensor within the unit.
+    index: usize,
+    tensor: &'a Tensor,
+    /// Where in the part.
+    at: Range<usize>,
+    /// Which of the tensor's numbers.
+    range: Range<usize>,
+}
+
+/// The pieces of a part, in their order and without gaps.
+fn pieces<'a>(unit: &'a Unit, own: &Range<usize>) -> impl Iterator<Item = Piece<'a>> + use<'a> {
+    let own = own.clone();
+    unit.tensors.iter().enumerate().filter_map(move |(index, tensor)| {
+        let whole = tensor.range();
+        let (start, end) = (whole.start.max(own.start), whole.end.min(own.end));
+        (start < end).then(|| Piece {
+            index,
+            tensor,
+            at: start - own.start..end - own.start,
+            range: start - whole.start..end - whole.start,
+        })
+    })
+}
+
+fn names(tensor: &Tensor) -> [String; 3] {
+    let name = &tensor.name;
+    [name.clone(), format!("optimizer.state.{name}.exp_avg"), format!("optimizer.state.{name}.exp_avg_sq")]
+}
+
+fn is_block(unit: &Unit) -> bool {
+    unit.what == "block"
+}
+
+fn tag(unit: &Unit) -> Tag {
+    Tag::of(unit.what, unit.index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Exchange;
+    use crate::comm::local::Local;
+    use crate::engine::{AdamW, Cpu};
+    use crate::model::{Model, Spec, initial};
+
+    const SEQ: usize = 8;
+    const GLOBAL: usize = 5;
+    const MICRO: usize = 2;
+
+    fn spec(tied: bool) -> Spec {
+        Spec::from_hf(&serde_json::json!({
+            "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 61, "hidden_size": 20,
+            "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6,
+            "intermediate_size": 28, "tie_word_embeddings": tied, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+        }))
+        .unwrap()
+    }
+
+    fn sharded(engine: &Cpu, spec: &Spec, rank: u32, world: u32) -> Sharded<Cpu> {
+        let mut sharded = Sharded::new(engine, spec.units(), MICRO, SEQ * spec.hidden, rank, world).unwrap();
+        let begun = sharded.initialise(engine, |tensor, range, numbers| {
+            initial(tensor, 3, range, numbers);
+            Ok::<(), EngineError>(())
+        });
+        begun.unwrap();
+        sharded
+    }
+
+    /// Samples `from..to` of a global batch, each of its own tokens.
+    fn batch(from: usize, to: usize) -> Option<Batch<Cpu>> {
+        let tokens =
+            |shift: usize| (from * SEQ..to * SEQ).map(|i| ((i + shift) * (i + shift) * 7 % 61) as u32).collect();
+        (from < to).then(|| Batch { sequences: to - from, inputs: tokens(0), targets: tokens(1) })
+    }
+
+    /// Some steps of a global batch of 5 by ranks that have 2 at once: uneven, and with
+    /// four or more ranks some have no second micro-batch or none at all. Gives the
+    /// losses, the norms and rank 0's view of all parameters in the end.
+    fn train(comm: &mut Local, tied: bool) -> (Vec<[f64; 2]>, Vec<f32>) {
+        let (engine, spec) = (Cpu::default(), spec(tied));
+        let (rank, world) = (comm.rank() as usize, comm.world_size() as usize);
+        let mut sharded = sharded(&engine, &spec, rank as u32, world as u32);
+        let mut model = Model::new(&engine, &spec, MICRO, SEQ, 3).unwrap();
+        let share = |rank: usize| GLOBAL * rank / world;
+        let mut told = Vec::new();
+        for step in 1..=4 {
+            let mut loss = 0.0;
+            for micro in 0..GLOBAL.div_ceil(world).div_ceil(MICRO) {
+                let from = (share(rank) + micro * MICRO).min(share(rank + 1));
+                let batch = batch(from, (from + MICRO).min(share(rank + 1)));
+                let scale = 1.0 / (GLOBAL * SEQ) as f32;
+                loss += sharded.micro_step(&engine, comm, &mut model, batch.as_ref(), scale, micro == 0).unwrap();
+            }
+            let mut sums = [loss / (GLOBAL * SEQ) as f64, sharded.sum_of_squares(&engine).unwrap()];
+            comm.sum(Tag::of("step", step), &mut sums).unwrap();
+            told.push([sums[0], sums[1].sqrt()]);
+            let how = AdamW {
+                lr: 1e-2,
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: 0.1,
+                step: u64::from(step),
+                grad_scale: (1.0 / sums[1].sqrt()).min(1.0) as f32,
+            };
+            sharded.update(&engine, how).unwrap();
+        }
+        let mut all = Vec::new();
+        let shown = sharded.each_tensor(&engine, comm, |_, numbers| {
+            all.extend_from_slice(numbers);
+            Ok::<(), ShardError>(())
+        });
+        shown.unwrap();
+        (told, all)
+    }
+
+    fn at_world(world: u32, tied: bool) -> (Vec<[f64; 2]>, Vec<f32>) {
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> =
+                Local::group(world).into_iter().map(|mut comm| scope.spawn(move || train(&mut comm, tied))).collect();
+            let mut all: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+            assert!(all.windows(2).all(|two| two[0] == two[1]), "ranks see different numbers");
+            all.remove(0)
+        })
+    }
+
+    #[test]
+    fn any_number_of_ranks_computes_the_same_steps() {
+        for tied in [true, false] {
+            let (alone, parameters) = at_world(1, tied);
+            assert!(alone[3][0] < alone[0][0] - 0.1, "the loss does not fall: {alone:?}");
+            for world in [2, 3, 4, 7] {
+                let (together, others) = at_world(world, tied);
+                for (one, other) in alone.iter().flatten().zip(together.iter().flatten()) {
+                    assert!((one - other).abs() <= 1e-5 * one.abs(), "world {world}: {alone:?} and {together:?}");
+                }
+                let most = parameters.iter().zip(&others).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
+                assert!(parameters.len() == others.len() && most < 1e-3, "world {world}: parameters differ by {most}");
+            }
+        }
+    }
+
+    /// The parts of all ranks are every tensor once, without padding, also where ranks
+    /// have nothing of a unit.
+    #[test]
+    fn parts_cover_each_tensor_once_and_go_back_bit_by_bit() {
+        let engine = Cpu::default();
+        for world in [1, 2, 3, 50] {
+            let spec = spec(false);
+            let mut found = std::collections::BTreeMap::<String, Vec<Range<usize>>>::new();
+            for rank in 0..world {
+                let mut kept = sharded(&engine, &spec, rank, world);
+                let snapshot = kept.snapshot(&engine).unwrap();
+                let copies: Vec<(String, Vec<f32>)> = snapshot
+                    .parts()
+                    .iter()
+                    .map(|part| {
+                        assert_eq!(part.data.len(), part.range.len());
+                        found.entry(part.name.to_string()).or_default().push(part.range.clone());
+                        // Moments are zero; other values show where they go.
+                        let value = |i: usize| part.data[i] + (part.range.start + i) as f32 + part.name.len() as f32;
+                        (part.name.to_string(), (0..part.data.len()).map(value).collect())
+                    })
+                    .collect();
+                drop(snapshot);
+                kept.load(&engine, |parts| {
+                    assert_eq!(parts.len(), copies.len());
+                    for (part, (name, data)) in parts.iter_mut().zip(&copies) {
+                        assert_eq!(part.name, name);
+                        part.data.copy_from_slice(data);
+                    }
+                    Ok::<(), EngineError>(())
+                })
+                .unwrap();
+                let again = kept.snapshot(&engine).unwrap();
+                assert!(again.parts().iter().zip(&copies).all(|(part, (_, data))| part.data == data.as_slice()));
+            }
+            let tensors: Vec<Tensor> = spec.units().into_iter().flat_map(|unit| unit.tensors).collect();
+            assert_eq!(found.len(), 3 * tensors.len());
+            for tensor in &tensors {
+                for name in names(tensor) {
+                    let mut at = 0;
+                    for range in &found[&name] {
+                        assert_eq!(range.start, at, "{name}");
+                        at = range.end;
+                    }
+                    assert_eq!(at, tensor.len(), "{name}");
+                }
+            }
+        }
     }
 }

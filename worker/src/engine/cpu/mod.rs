@@ -8,6 +8,7 @@ mod rows;
 mod simd;
 mod threads;
 
+use std::borrow::Cow;
 use std::ops::{Deref, DerefMut, Range};
 
 use threads::Threads;
@@ -137,6 +138,17 @@ impl Engine for Cpu {
     fn download(&self, from: &[f32], to: &mut [f32]) -> Result<()> {
         to.copy_from_slice(from);
         Ok(())
+    }
+
+    fn host<'a>(&self, view: &'a [f32]) -> Result<Cow<'a, [f32]>>
+    where
+        Self: 'a,
+    {
+        Ok(Cow::Borrowed(view))
+    }
+
+    fn with_host<R>(&self, mut views: Vec<&mut [f32]>, write: impl FnOnce(&mut [&mut [f32]]) -> R) -> Result<R> {
+        Ok(write(&mut views))
     }
 
     fn fill(&self, x: &mut [f32], value: f32) -> Result<()> {

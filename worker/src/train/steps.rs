@@ -1,0 +1,605 @@
+//! From the first rank that is there to the exported model.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::metrics::{self, Reporter, Stragglers, Times, Window};
+use super::{TrainError, learning_rate, restarts, signals};
+use crate::checkpoint::{
+    CheckpointError, Checkpoints, Chosen, Dtype, Export, Exporter, Import, PartMut, Schedule, TrainState, What, agree,
+    tokenizer_files,
+};
+use crate::comm::{Collective, Tag};
+use crate::config::{Config, ExportDtype, changed};
+use crate::data::{Batches, Dataset, Order};
+use crate::engine::{AdamW, Engine};
+use crate::model::{Model, Spec, initial};
+use crate::shard::{Batch, ShardError, Sharded};
+
+type Result<T> = std::result::Result<T, TrainError>;
+
+/// After so many steps in a row whose loss or norm is not finite the training ends.
+const SKIPS_IN_A_ROW: u64 = 5;
+
+/// What a training is given.
+#[derive(Debug, Clone)]
+pub struct Job<'a> {
+    /// What was asked for.
+    pub config: &'a Config,
+    /// This rank's host, for errors.
+    pub host: &'a str,
+    /// PALINGENESIS_LAUNCH_ID.
+    pub launch: Option<&'a str>,
+    /// When this process began.
+    pub started: Instant,
+}
+
+/// How a training ended that nothing went wrong with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// All steps are done.
+    Done,
+    /// A signal came; the state after this step is kept, unless there was no time.
+    Interrupted {
+        /// Steps done.
+        step: u64,
+        /// The step of the checkpoint from which the next start goes on.
+        kept: u64,
+    },
+}
+
+/// Trains: all ranks call it together.
+///
+/// # Errors
+/// See [`TrainError`]. What other ranks cannot know by themselves must be told them.
+pub fn run<E: Engine, C: Collective<E>>(engine: &E, comm: &mut C, job: &Job<'_>) -> Result<End> {
+    let mut training = Training::begin(engine, comm, job)?;
+    let end = training.steps()?;
+    if end == End::Done {
+        training.finish()?;
+    }
+    Ok(end)
+}
+
+struct Training<'a, E: Engine, C: Collective<E>> {
+    engine: &'a E,
+    comm: &'a mut C,
+    job: &'a Job<'a>,
+    config: &'a Config,
+    spec: Spec,
+    identity: Value,
+    dataset: Dataset,
+    batches: Batches,
+    sharded: Sharded<E>,
+    model: Model<E>,
+    checkpoints: Checkpoints,
+    state: TrainState,
+    /// Rank 0's.
+    reporter: Option<Reporter>,
+    stragglers: Stragglers,
+    /// Of this window.
+    times: Times,
+    /// The step of the newest checkpoint.
+    kept: u64,
+    /// How long the slowest save took, seconds.
+    save_time: f64,
+    skipped_in_a_row: u64,
+}
+
+/// What one step came to.
+struct Outcome {
+    loss: f64,
+    lr: f64,
+    norm: f64,
+    signalled: bool,
+}
+
+impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
+    fn rank(&self) -> usize {
+        self.comm.rank() as usize
+    }
+
+    fn world(&self) -> usize {
+        self.comm.world_size() as usize
+    }
+
+    /// Steps up to the last, or to a signal.
+    fn steps(&mut self) -> Result<End> {
+        let train = &self.config.train;
+        let (mut since, mut before) = (Instant::now(), self.state.step);
+        let first = self.state.step + 1;
+        signals::arm(true);
+        while self.state.step < train.steps {
+            let outcome = self.step()?;
+            let step = self.state.step;
+            if step == first {
+                let first_step_s = self.job.started.elapsed().as_secs_f64();
+                self.event("first_step", json!({ "step": step, "seconds_since_start": first_step_s }));
+            }
+            if step % train.log_every.max(1) == 0 || step == train.steps || step == first {
+                self.window(&outcome, since.elapsed(), step - before)?;
+                (since, before) = (Instant::now(), step);
+            } else if let Some(reporter) = &self.reporter {
+                reporter.step(step);
+            }
+            if outcome.signalled {
+                return self.interrupted();
+            }
+            let every = self.config.checkpoint.every;
+            if (every > 0 && step % every == 0) || step == train.steps {
+                let saving = Instant::now();
+                self.save()?;
+                since += saving.elapsed();
+            }
+        }
+        Ok(End::Done)
+    }
+
+    /// One optimizer step.
+    fn step(&mut self) -> Result<Outcome> {
+        let (config, rank, world) = (&self.config.train, self.rank(), self.world());
+        let begun = Instant::now();
+        let mut loss = 0.0;
+        // Gradients are those of the mean over all tokens of the global batch.
+        let tokens = config.global_batch_size as u64 * config.seq_len as u64;
+        let scale = 1.0 / tokens as f32;
+        for micro_step in 0..self.batches.micro_steps(world) {
+            let reading = Instant::now();
+            let samples = self.batches.micro(self.state.step, micro_step, rank, world);
+            let batch = self.batch(&samples)?;
+            self.times.data += reading.elapsed().as_secs_f64();
+            self.times.sequences += samples.len() as f64;
+            let first = micro_step == 0;
+            loss += self.sharded.micro_step(self.engine, self.comm, &mut self.model, batch.as_ref(), scale, first)?;
+        }
+
+        let mut sums = [
+            loss / tokens as f64,
+            self.sharded.sum_of_squares(self.engine)?,
+            f64::from(u8::from(signals::asked().is_some())),
+        ];
+        let waiting = Instant::now();
+        self.comm.sum(Tag::of("step", self.state.step as u32), &mut sums)?;
+        let waited = waiting.elapsed() + self.sharded.take_waited();
+        let [loss, squares, signalled] = sums;
+
+        let (norm, lr) = (squares.sqrt(), learning_rate(config, self.state.step + 1));
+        let skip = !(loss.is_finite() && norm.is_finite());
+        if skip {
+            self.skip(loss, norm)?;
+        } else {
+            self.skipped_in_a_row = 0;
+            // As torch.nn.utils.clip_grad_norm_ has it.
+            let clip = config.grad_clip;
+            let grad_scale = if clip > 0.0 { (clip / (norm + 1e-6)).min(1.0) } else { 1.0 };
+            self.sharded.update(
+                self.engine,
+                AdamW {
+                    lr,
+                    beta1: config.beta1,
+                    beta2: config.beta2,
+                    eps: config.eps,
+                    weight_decay: config.weight_decay,
+                    step: self.state.step + 1 - self.state.skipped,
+                    grad_scale: grad_scale as f32,
+                },
+            )?;
+        }
+        self.state.step += 1;
+        self.state.samples += config.global_batch_size as u64;
+        self.state.tokens += tokens;
+        let busy = begun.elapsed().saturating_sub(waited).as_secs_f64();
+        self.times.wait += waited.as_secs_f64();
+        self.times.compute += busy;
+        Ok(Outcome { loss, lr, norm, signalled: signalled > 0.0 })
+    }
+
+    /// Counts a step that must change nothing.
+    fn skip(&mut self, loss: f64, norm: f64) -> Result<()> {
+        let step = self.state.step + 1;
+        self.state.skipped += 1;
+        self.skipped_in_a_row += 1;
+        let what = format!("step {step}: loss {loss}, gradient norm {norm}: not finite");
+        self.event("skipped", json!({ "step": step, "loss": loss.to_string(), "grad_norm": norm.to_string() }));
+        if self.skipped_in_a_row >= SKIPS_IN_A_ROW {
+            let cure = "lower train.lr, set train.grad_clip, or look at the data";
+            return Err(TrainError::Diverged(format!("{what}, {SKIPS_IN_A_ROW} times in a row; {cure}")));
+        }
+        self.say(&format!("warning: {what}, so it changes nothing"));
+        Ok(())
+    }
+
+    /// The tokens of some samples; none without samples.
+    fn batch(&self, samples: &[u64]) -> Result<Option<Batch<E>>> {
+        if samples.is_empty() {
+            return Ok(None);
+        }
+        let (sequences, length) = (samples.len(), self.config.train.seq_len);
+        let (mut inputs, mut targets) = (vec![0; sequences * length], vec![0; sequences * length]);
+        let rows = inputs.chunks_exact_mut(length).zip(targets.chunks_exact_mut(length));
+        for (sample, (inputs, targets)) in samples.iter().zip(rows) {
+            self.dataset.sample(*sample, inputs, targets)?;
+        }
+        let (inputs, targets) = (self.engine.tokens(&inputs)?, self.engine.tokens(&targets)?);
+        Ok(Some(Batch { sequences, inputs, targets }))
+    }
+
+    /// Tells what the last steps were like.
+    fn window(&mut self, outcome: &Outcome, took: Duration, steps: u64) -> Result<()> {
+        self.times.compute -= self.times.data;
+        self.times.memory = metrics::peak_memory();
+        let own = std::mem::take(&mut self.times).to_bytes();
+        let all = self.comm.exchange(Tag::of("times", self.state.step as u32), &own)?;
+        let times: Vec<Times> = all.iter().map(|bytes| Times::from_bytes(bytes)).collect();
+        // All ranks see the same times and so agree; a slow one tells its own host.
+        for (rank, score) in self.stragglers.window(&times) {
+            if rank == self.rank() {
+                let speed = format!("{:.0} % of the fastest rank's speed", score * 100.0);
+                let host = self.job.host;
+                palingenesis::system::output::to_stderr(&format!(
+                    "palingenesis-worker: warning: rank {rank} on {host} keeps the others waiting: it computes at {speed}\n"
+                ));
+            }
+            self.event("straggler", json!({ "rank": rank, "score": score, "step": self.state.step }));
+        }
+        if let Some(reporter) = &mut self.reporter {
+            let train = &self.config.train;
+            reporter.window(&Window {
+                step: self.state.step,
+                loss: outcome.loss,
+                lr: outcome.lr,
+                grad_norm: outcome.norm,
+                tokens: train.global_batch_size as u64 * train.seq_len as u64,
+                tokens_seen: self.state.tokens,
+                steps,
+                took,
+                skipped: self.state.skipped,
+                times: &times,
+            });
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: &str, more: Value) {
+        if let Some(reporter) = &mut self.reporter {
+            reporter.event(event, more);
+        }
+    }
+
+    /// Rank 0 says it for all.
+    fn say(&self, text: &str) {
+        if let Some(reporter) = &self.reporter {
+            reporter.say(text);
+        }
+    }
+
+    /// Everything up to the first step.
+    fn begin(engine: &'a E, comm: &'a mut C, job: &'a Job<'a>) -> Result<Training<'a, E, C>> {
+        let config = job.config;
+        let train = &config.train;
+        let (rank, world) = (comm.rank(), comm.world_size());
+        let spec = spec(config)?;
+        let dataset = dataset(config, &spec)?;
+        let identity = config.identity(&spec.to_hf(), &dataset.fingerprint());
+        same_on_all(comm, job, &identity)?;
+        let order = Order::new(train.seed, dataset.samples(train.seq_len), config.data.shuffle);
+        let batches = Batches::new(order, train.global_batch_size, train.micro_batch_size);
+        // No rank has more at once than its share of a step.
+        let sequences = train.micro_batch_size.min(train.global_batch_size.div_ceil(world as usize));
+
+        let mut checkpoints = Checkpoints::new(&train.output_dir, job.launch, job.host, PATIENCE);
+        let mut notice = |text: &str| tell(text);
+        let choice = checkpoints.choose(comm, &train.resume_from, &mut notice)?;
+        if rank == 0 {
+            choice.skipped.iter().for_each(|skipped| tell(&format!("warning: not resumed from {skipped}")));
+        }
+        let mut state = TrainState { seed: train.seed, ..TrainState::default() };
+        if let Some(chosen) = &choice.chosen {
+            state = resumed(config, &identity, chosen, rank == 0)?;
+        }
+        state.schedule =
+            Schedule { steps: train.steps, warmup_steps: train.warmup_steps, lr: train.lr, min_lr: train.min_lr };
+        // A start at the end has nothing to get further with.
+        if state.step < train.steps {
+            count_start(comm, config, state.step)?;
+        }
+
+        let mut sharded = Sharded::new(engine, spec.units(), sequences, train.seq_len * spec.hidden, rank, world)?;
+        let model = Model::new(engine, &spec, sequences, train.seq_len, train.loss_chunk)?;
+        match (&choice.chosen, &config.model.path) {
+            (Some(chosen), _) => sharded.load(engine, |parts| {
+                checkpoints.load(comm, chosen, parts)?;
+                Ok::<(), TrainError>(())
+            })?,
+            (None, Some(path)) if !config.model.random_init => {
+                let import = Import::open(path)?;
+                import.check(&names_and_shapes(&sharded), spec.tied)?;
+                sharded.initialise(engine, |tensor, range, data| {
+                    import.read(&mut PartMut { name: &tensor.name, shape: &tensor.shape, range, data })?;
+                    Ok::<(), TrainError>(())
+                })?;
+            }
+            _ => sharded.initialise(engine, |tensor, range, numbers| {
+                initial(tensor, train.seed, range, numbers);
+                Ok::<(), TrainError>(())
+            })?,
+        }
+
+        let mut reporter = None;
+        if rank == 0 {
+            let opened = Reporter::open(&train.output_dir, train.steps, state.step);
+            let place = train.output_dir.join(metrics::FILE);
+            reporter = Some(opened.map_err(|error| TrainError::Storage(format!("{}: {error}", place.display())))?);
+        }
+        let mut training = Training {
+            kept: if choice.chosen.is_some() { state.step } else { 0 },
+            engine,
+            comm,
+            job,
+            config,
+            spec,
+            identity,
+            dataset,
+            batches,
+            sharded,
+            model,
+            checkpoints,
+            state,
+            reporter,
+            stragglers: Stragglers::default(),
+            times: Times::default(),
+            save_time: 0.0,
+            skipped_in_a_row: 0,
+        };
+        training.tell_start(choice.chosen.as_ref().map(|chosen| chosen.name.as_str()));
+        Ok(training)
+    }
+
+    fn tell_start(&mut self, from: Option<&str>) {
+        let (parameters, world, step) = (self.sharded.parameters(), self.world(), self.state.step);
+        let from = from.map_or_else(|| "from the beginning".into(), |name| format!("from {name}"));
+        self.say(&format!(
+            "{parameters} parameters over {world} {}, {} of {} steps to go, {from}",
+            if world == 1 { "rank" } else { "ranks" },
+            self.config.train.steps.saturating_sub(step),
+            self.config.train.steps,
+        ));
+        let ready = self.job.started.elapsed().as_secs_f64();
+        self.event(
+            "start",
+            json!({
+                "step": step, "world_size": world, "parameters": parameters, "restarts": self.state.restarts,
+                "launch": self.job.launch, "seconds_since_start": ready,
+            }),
+        );
+    }
+
+    /// Writes a checkpoint and removes those that are no longer kept.
+    fn save(&mut self) -> Result<()> {
+        let step = self.state.step;
+        let snapshot = self.sharded.snapshot(self.engine)?;
+        let what = What { state: &self.state, config: &self.identity, parts: &snapshot.parts() };
+        let saved = self.checkpoints.save(self.comm, what)?;
+        drop(snapshot);
+        self.kept = step;
+        self.save_time = self.save_time.max(saved.took.as_secs_f64());
+        let purged = self.checkpoints.purge(self.comm, self.config.checkpoint.keep, &mut |text| tell(text))?;
+        let seconds = saved.took.as_secs_f64();
+        self.event("checkpoint", json!({ "step": step, "bytes": saved.bytes, "seconds": seconds }));
+        self.say(&format!("step-{step} is kept: {:.1} MB in {seconds:.2} s", saved.bytes as f64 / 1e6));
+        purged.notes.iter().for_each(|note| self.say(&format!("warning: {note}")));
+        Ok(())
+    }
+
+    /// The model for others, unit by unit.
+    fn export(&mut self) -> Result<()> {
+        let rank = self.rank();
+        let tensors = names_and_shapes(&self.sharded);
+        let mut copy = self.dataset.tokenizer_files();
+        if let Some(path) = self.config.model.path.as_deref().filter(|_| copy.is_empty()) {
+            copy = tokenizer_files(&[path]);
+        }
+        let dtype = match self.config.checkpoint.export_dtype {
+            ExportDtype::F32 => Dtype::F32,
+            ExportDtype::Bf16 => Dtype::Bf16,
+        };
+        let export = Export { tensors: &tensors, dtype, config: &self.spec.to_hf(), copy: &copy };
+        // The others give rank 0 all units, whatever becomes of them there.
+        let mut exporter = (rank == 0).then(|| self.checkpoints.export(&export));
+        self.sharded.each_tensor(self.engine, self.comm, |tensor, numbers| {
+            if let Some(Ok(to)) = &mut exporter
+                && let Err(error) = to.tensor(&tensor.name, numbers)
+            {
+                exporter = Some(Err(error));
+            }
+            Ok::<(), ShardError>(())
+        })?;
+        let own = exporter.map(|exporter| exporter.and_then(Exporter::finish));
+        let exported = agree(self.comm, Tag::of("export", 0), own)?;
+        let place = exported.directory.display();
+        self.say(&format!("the model is in {place}: {:.1} MB", exported.bytes as f64 / 1e6));
+        if let Some(aside) = &exported.aside {
+            self.say(&format!("warning: what was in {place} is in {} now", aside.display()));
+        }
+        Ok(())
+    }
+
+    /// A signal came to some rank: a checkpoint, if there is time for one.
+    fn interrupted(&mut self) -> Result<End> {
+        let step = self.state.step;
+        let own = [signals::asked().map_or(0.0, |since| since.as_secs_f64()), self.save_time];
+        let own: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let all = self.comm.exchange(Tag::of("signal", step as u32), &own)?;
+        let most = |at: usize| {
+            let each =
+                all.iter().filter_map(|bytes| bytes.get(at * 8..at * 8 + 8)?.try_into().ok().map(f64::from_le_bytes));
+            each.fold(0.0, f64::max)
+        };
+        let (since, save) = (most(0), most(1));
+        let grace = self.config.checkpoint.grace as f64;
+        if self.kept != step && since + save <= grace {
+            self.save()?;
+        } else if self.kept != step {
+            self.say(&format!(
+                "warning: signal {since:.1} s ago: a checkpoint takes {save:.1} s, more than checkpoint.grace = {grace} leaves: \
+                 none is written"
+            ));
+        }
+        self.event("interrupted", json!({ "step": step, "kept": self.kept }));
+        if let Some(reporter) = &self.reporter {
+            reporter.end();
+        }
+        self.say(&format!("ended by a signal after step {step}; the next start goes on from step {}", self.kept));
+        Ok(End::Interrupted { step, kept: self.kept })
+    }
+
+    /// The state is kept, all else can be done again: the model for others, and the end.
+    fn finish(&mut self) -> Result<()> {
+        signals::arm(false);
+        if self.config.checkpoint.export {
+            self.export()?;
+        }
+        if self.rank() == 0 {
+            restarts::forget(&self.config.train.output_dir);
+        }
+        let step = self.state.step;
+        self.event("end", json!({ "step": step, "seconds_since_start": self.job.started.elapsed().as_secs_f64() }));
+        if let Some(reporter) = &self.reporter {
+            reporter.end();
+        }
+        self.say(&format!("done: {step} steps, {} tokens", self.state.tokens));
+        Ok(())
+    }
+}
+
+/// A file that another node has just made may take so long to be seen (NFS).
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn names_and_shapes<E: Engine>(sharded: &Sharded<E>) -> Vec<(String, Vec<usize>)> {
+    let tensors = sharded.units().flat_map(|unit| &unit.tensors);
+    tensors.map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
+}
+
+fn tell(text: &str) {
+    palingenesis::system::output::to_stderr(&format!("palingenesis-worker: {text}\n"));
+}
+
+/// Ranks that were given different things would compute nonsense, or wait for each other.
+fn same_on_all<E: Engine, C: Collective<E>>(comm: &mut C, job: &Job<'_>, identity: &Value) -> Result<()> {
+    let Config { model, train, checkpoint, .. } = job.config;
+    let mut own = identity.clone();
+    if let (Value::Object(own), Value::Object(more)) = (
+        &mut own,
+        json!({
+            "model.random_init": model.random_init, "train.output_dir": train.output_dir,
+            "train.resume_from": format!("{:?}", train.resume_from), "train.micro_batch_size": train.micro_batch_size,
+            "train.log_every": train.log_every, "checkpoint.every": checkpoint.every, "checkpoint.keep": checkpoint.keep,
+            "checkpoint.export": checkpoint.export, "checkpoint.grace": checkpoint.grace,
+        }),
+    ) {
+        own.extend(more);
+    }
+    let told = serde_json::to_vec(&(job.host, &own)).unwrap_or_default();
+    let all = comm.exchange(Tag::of("configuration", 0), &told)?;
+    let all: Vec<(String, Value)> = all.iter().map(|bytes| serde_json::from_slice(bytes).unwrap_or_default()).collect();
+    let Some((first_host, first)) = all.first() else { return Ok(()) };
+    for (rank, (host, own)) in all.iter().enumerate() {
+        if let Some(change) = changed(first, own).first() {
+            return Err(TrainError::Config(format!(
+                "rank {rank} on {host} has another configuration than rank 0 on {first_host}: {} is {} there and {} here; \
+                 give all ranks the same file and the same overrides",
+                change.key, change.new, change.old
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn spec(config: &Config) -> Result<Spec> {
+    let value = match (&config.model.path, &config.model.shape) {
+        (Some(path), _) => {
+            let file = path.join("config.json");
+            let wrong = |why: String| TrainError::Config(format!("model.path: {}: {why}", file.display()));
+            let text = std::fs::read(&file).map_err(|error| wrong(error.to_string()))?;
+            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?
+        }
+        (None, Some(shape)) => shape.clone(),
+        (None, None) => {
+            return Err(TrainError::Config("[model] names neither path nor shape; give one of them".into()));
+        }
+    };
+    let spec = Spec::from_hf(&value)?;
+    let seq_len = config.train.seq_len;
+    if seq_len > spec.max_positions {
+        let most = spec.max_positions;
+        let cure = "lower train.seq_len, or raise max_position_embeddings if the model is new";
+        return Err(TrainError::Config(format!(
+            "train.seq_len = {seq_len} is more than the model's max_position_embeddings = {most}; {cure}"
+        )));
+    }
+    Ok(spec)
+}
+
+fn dataset(config: &Config, spec: &Spec) -> Result<Dataset> {
+    let dataset = Dataset::open(&config.data.path)?;
+    if dataset.vocab() > spec.vocab {
+        return Err(TrainError::Config(format!(
+            "data.path = {} has token ids up to {}, the model's vocab_size is {}; prepare the data with the model's \
+             tokenizer, or give the model a larger vocab_size",
+            config.data.path.display(),
+            dataset.vocab() - 1,
+            spec.vocab
+        )));
+    }
+    dataset.enough(config.train.seq_len)?;
+    Ok(dataset)
+}
+
+/// Where the training stood, if it is the same training.
+fn resumed(config: &Config, identity: &Value, chosen: &Chosen, tells: bool) -> Result<TrainState> {
+    let train = &config.train;
+    let Some(manifest) = &chosen.manifest else {
+        // Another program's: its directory's name is all that is known.
+        let samples = chosen.step.saturating_mul(train.global_batch_size as u64);
+        let tokens = samples.saturating_mul(train.seq_len as u64);
+        return Ok(TrainState { step: chosen.step, samples, tokens, seed: train.seed, ..TrainState::default() });
+    };
+    let changes = changed(&manifest.config, identity);
+    let fixed: Vec<String> = changes.iter().filter(|change| change.fixed).map(ToString::to_string).collect();
+    if !fixed.is_empty() {
+        return Err(TrainError::Config(format!(
+            "{} cannot be gone on from: {}; set it back, or begin anew with another train.output_dir",
+            chosen.name,
+            fixed.join(", ")
+        )));
+    }
+    for change in changes.iter().filter(|_| tells) {
+        tell(&format!("warning: since {}: {change}", chosen.name));
+    }
+    let mut state = manifest.state.clone();
+    state.restarts = state.restarts.saturating_add(1);
+    Ok(state)
+}
+
+/// Rank 0 counts this start; too many without progress end here.
+fn count_start<E: Engine, C: Collective<E>>(comm: &mut C, config: &Config, step: u64) -> Result<()> {
+    let output = &config.train.output_dir;
+    let count = || {
+        std::fs::create_dir_all(output)
+            .and_then(|()| restarts::count(output, step))
+            .map_err(|error| CheckpointError::Storage(format!("train.output_dir = {}: {error}", output.display())))
+    };
+    let own = (comm.rank() == 0).then(count);
+    let counted = agree(comm, Tag::of("restarts", 0), own)?;
+    let most = config.checkpoint.max_restarts_without_progress;
+    if counted.fruitless > most {
+        return Err(TrainError::NoProgress(format!(
+            "{} starts in a row went on from step {step} and kept no later one (checkpoint.max_restarts_without_progress = \
+             {most}); find out why with the earlier logs, then remove {}",
+            counted.fruitless,
+            output.join(restarts::FILE).display()
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,237 @@
+//! Whole trainings as people start them: processes that meet over TCP on this machine,
+//! signals, kills and exit codes.
+
+mod common;
+
+use std::fs;
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Place, losses};
+
+/// A running rank and what it says on stderr.
+struct Rank {
+    child: Child,
+    said: std::thread::JoinHandle<String>,
+}
+
+/// How a rank ended.
+struct Ended {
+    code: Option<i32>,
+    said: String,
+}
+
+impl Rank {
+    fn signal(&self, signal: i32) {
+        // SAFETY: kill takes no pointers; the process is a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    /// Waits, not for ever.
+    fn end(mut self) -> Ended {
+        let limit = Instant::now() + Duration::from_secs(60);
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None if Instant::now() > limit => {
+                    let _ = self.child.kill();
+                    break self.child.wait().unwrap();
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let said = self.said.join().unwrap();
+        assert_ne!(status.signal(), Some(libc::SIGKILL), "it did not end within a minute, or was killed: {said}");
+        Ended { code: status.code(), said }
+    }
+}
+
+/// Starts all ranks of a world.
+fn start(place: &Place, world: u32, more: &[&str]) -> Vec<Rank> {
+    start_each(place, world, more, |_| Vec::new())
+}
+
+/// The same, with more for each rank.
+fn start_each(place: &Place, world: u32, more: &[&str], own: impl Fn(u32) -> Vec<String>) -> Vec<Rank> {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    (0..world)
+        .map(|rank| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_palingenesis-worker"));
+            command.env_remove("PALINGENESIS_STORE_KEY").env("PALINGENESIS_LAUNCH_ID", "test");
+            for name in ["RANK", "LOCAL_RANK"] {
+                command.env(name, rank.to_string());
+            }
+            for name in ["WORLD_SIZE", "LOCAL_WORLD_SIZE"] {
+                command.env(name, world.to_string());
+            }
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env("NODE_RANK", "0");
+            command.arg(place.config()).args(more).args(own(rank)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let mut stderr = child.stderr.take().unwrap();
+            let said = std::thread::spawn(move || {
+                let mut said = String::new();
+                let _ = stderr.read_to_string(&mut said);
+                said
+            });
+            Rank { child, said }
+        })
+        .collect()
+}
+
+/// Waits until the training has told a step of at least this number.
+fn wait_for_step(place: &Place, step: u64) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    let output = place.dir("output");
+    while !output.join("metrics.jsonl").exists() || losses(&output).last().is_none_or(|(at, _)| *at < step) {
+        assert!(Instant::now() < limit, "no step {step} within a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn codes(ended: &[Ended]) -> Vec<Option<i32>> {
+    ended.iter().map(|rank| rank.code).collect()
+}
+
+fn end(ranks: Vec<Rank>) -> Vec<Ended> {
+    ranks.into_iter().map(Rank::end).collect()
+}
+
+#[test]
+fn processes_train_and_export() {
+    let place = Place::new("processes");
+    let ended = end(start(&place, 3, &[]));
+    assert_eq!(codes(&ended), [Some(0); 3], "{}", ended[0].said);
+    let losses = losses(&place.dir("output"));
+    assert!(losses.len() == 30 && losses[29].1 < losses[0].1 - 0.5, "{losses:?}");
+    assert!(place.dir("output").join("final/model.safetensors").exists());
+    assert!(place.dir("output").join("step-30/dcp/.metadata").exists());
+    assert!(!place.dir("output").join("restarts.json").exists());
+    // The end is the end: another start has nothing to do.
+    let again = end(start(&place, 3, &[]));
+    assert_eq!(codes(&again), [Some(0); 3], "{}", again[0].said);
+}
+
+#[test]
+fn a_killed_rank_is_named_and_the_next_start_goes_on() {
+    let place = Place::new("killed");
+    let more = ["train.steps=100000", "checkpoint.every=5"];
+    let mut ranks = start(&place, 3, &more);
+    wait_for_step(&place, 12);
+    let mut killed = ranks.remove(1);
+    killed.signal(libc::SIGKILL);
+    let since = Instant::now();
+    killed.child.wait().unwrap();
+    let ended = end(ranks);
+    let took = since.elapsed();
+    assert_eq!(codes(&ended), [Some(75); 2], "{}{}", ended[0].said, ended[1].said);
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    for rank in &ended {
+        let last = rank.said.lines().last().unwrap_or_default();
+        assert!(last.contains("error: ") && last.contains("rank 1 on "), "{}", rank.said);
+    }
+
+    let last = losses(&place.dir("output")).last().unwrap().0;
+    let goal = format!("train.steps={}", last + 10);
+    let ended = end(start(&place, 2, &[&goal, "checkpoint.every=5"]));
+    assert_eq!(codes(&ended), [Some(0); 2], "{}", ended[0].said);
+    assert!(ended[0].said.contains("from step-"), "{}", ended[0].said);
+}
+
+#[test]
+fn a_signal_writes_a_checkpoint_and_asks_for_another_start() {
+    for (signal, to) in [(libc::SIGUSR1, 1), (libc::SIGTERM, 0)] {
+        let place = Place::new(&format!("signal-{signal}"));
+        let more = ["train.steps=100000", "checkpoint.every=0"];
+        let ranks = start(&place, 2, &more);
+        wait_for_step(&place, 3);
+        ranks[to].signal(signal);
+        let ended = end(ranks);
+        assert_eq!(codes(&ended), [Some(75); 2], "{}{}", ended[0].said, ended[1].said);
+        let last = losses(&place.dir("output")).last().unwrap().0;
+        assert!(place.dir("output").join(format!("step-{last}")).is_dir(), "{}", ended[0].said);
+        let goal = format!("train.steps={}", last + 3);
+        let ended = end(start(&place, 2, &[&goal]));
+        assert_eq!(codes(&ended), [Some(0); 2], "{}", ended[0].said);
+        assert!(ended[0].said.contains(&format!("from step-{last}")), "{}", ended[0].said);
+    }
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let place = Place::new("second");
+    // The step's end is far away.
+    let more = ["train.steps=100000", "train.global_batch_size=1000000", "train.seq_len=128"];
+    let ranks = start(&place, 1, &more);
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !fs::read_to_string(place.dir("output").join("metrics.jsonl")).is_ok_and(|text| text.contains("start")) {
+        assert!(Instant::now() < limit);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    ranks[0].signal(libc::SIGTERM);
+    std::thread::sleep(Duration::from_millis(300));
+    ranks[0].signal(libc::SIGTERM);
+    let ended = end(ranks);
+    assert_eq!(codes(&ended), [Some(75)], "{}", ended[0].said);
+    assert!(ended[0].said.contains("at once"), "{}", ended[0].said);
+}
+
+#[test]
+fn starts_without_progress_are_held() {
+    let place = Place::new("held");
+    let more = ["train.steps=100000", "checkpoint.max_restarts_without_progress=2"];
+    for start_number in 0..4 {
+        let ranks = start(&place, 2, &more);
+        if start_number == 3 {
+            let ended = end(ranks);
+            assert_eq!(codes(&ended), [Some(76); 2], "{}{}", ended[0].said, ended[1].said);
+            assert!(ended[0].said.contains("restarts.json"), "{}", ended[0].said);
+            return;
+        }
+        wait_for_step(&place, 1);
+        fs::remove_file(place.dir("output/metrics.jsonl")).unwrap();
+        for mut rank in ranks {
+            rank.signal(libc::SIGKILL);
+            rank.child.wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_the_configuration_is_told_with_78() {
+    let place = Place::new("wrong");
+    for (more, word) in [
+        (vec!["train.stepz=3"], "steps"),
+        (vec!["train.seq_len=4096"], "max_position_embeddings"),
+        (vec!["model.shape.vocab_size=100"], "vocab_size"),
+        (vec!["data.path=/nowhere"], "/nowhere"),
+        (vec!["model.shape.model_type=qwen3_moe"], "qwen3_moe"),
+    ] {
+        let ended = end(start(&place, 1, &more));
+        assert_eq!(codes(&ended), [Some(78)], "{more:?}: {}", ended[0].said);
+        assert!(ended[0].said.contains(word) && ended[0].said.lines().count() == 1, "{more:?}: {}", ended[0].said);
+    }
+    assert!(!place.dir("output").exists(), "something was written for a configuration that is refused");
+}
+
+#[test]
+fn ranks_with_different_configurations_do_not_train() {
+    let place = Place::new("different");
+    let ended = end(start_each(&place, 2, &[], |rank| vec![format!("train.lr={}e-3", rank + 1)]));
+    assert_eq!(codes(&ended), [Some(78); 2], "{}{}", ended[0].said, ended[1].said);
+    for rank in &ended {
+        assert!(rank.said.contains("rank 1 on ") && rank.said.contains("train.lr is 0.002 there"), "{}", rank.said);
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_changes_nothing_and_ends_the_training() {
+    let place = Place::new("nan");
+    // Weights so large that squares overflow.
+    let ended = end(start(&place, 1, &["model.shape.initializer_range=1e30"]));
+    assert_eq!(codes(&ended), [Some(1)], "{}", ended[0].said);
+    assert!(ended[0].said.contains("times in a row"), "{}", ended[0].said);
+}
