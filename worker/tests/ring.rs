@@ -178,7 +178,6 @@ fn messages_larger_than_all_buffers_cross_without_a_deadlock() {
 }
 
 /// Rank 2 of 4 does something else than the others: all of them say so, and name it.
-/// NCCL hangs there: <https://github.com/pytorch/pytorch/issues/63874>.
 fn all_name_rank_2(work: fn(&mut Tcp, bool) -> Result<(), CommError>, ours: &str, theirs: &str) {
     let started = Instant::now();
     let errors = How::new(4).run(move |tcp| {
