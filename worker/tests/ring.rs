@@ -1,13 +1,15 @@
 //! The collectives over sockets, between threads and between processes, against plain sums.
 
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use palingenesis::act::key::Key;
 use palingenesis_worker::comm::control::Terms;
 use palingenesis_worker::comm::tcp::Tcp;
-use palingenesis_worker::comm::{Collective, Exchange, Tag, connect};
+use palingenesis_worker::comm::{Collective, CommError, Exchange, Tag, connect};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -141,4 +143,224 @@ fn between_hosts_they_do_too() {
 #[test]
 fn without_a_key_they_do_on_one_host() {
     check_all(&How { key: None, ..How::new(4) });
+}
+
+/// A sum whose rounding depends on its order.
+#[test]
+fn a_sum_has_the_same_bits_on_all_ranks_and_each_time() {
+    for count in [100, 300_003] {
+        let sum = move |tcp: &mut Tcp| {
+            let mut values: Vec<f32> =
+                (0..count).map(|at| 1.0 / (1.0 + at as f32 + 1000.0 * tcp.rank() as f32)).collect();
+            tcp.all_reduce(Tag::of("test", 0), &mut values).unwrap();
+            tcp.barrier(Tag::of("end", 0)).unwrap();
+            values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
+        };
+        let mut all = How::new(4).run(sum);
+        all.extend(How { host: many_hosts, ..How::new(4) }.run(sum));
+        assert!(all.iter().all(|bits| *bits == all[0]), "{count} numbers");
+    }
+}
+
+/// Both neighbours send more than any socket holds before either receives.
+#[test]
+fn messages_larger_than_all_buffers_cross_without_a_deadlock() {
+    const BYTES: usize = 24 << 20;
+    How::new(2).run(|tcp| {
+        let rank = tcp.rank();
+        let all = tcp.exchange(Tag::of("big", 0), &vec![rank as u8; BYTES]).unwrap();
+        assert!(all.iter().zip(0u8..).all(|(bytes, rank)| bytes.len() == BYTES && bytes.iter().all(|b| *b == rank)));
+        let mut values = numbers(rank, BYTES / 4);
+        tcp.all_reduce(Tag::of("big", 1), &mut values).unwrap();
+        assert!(values == sums(2, BYTES / 4));
+        tcp.barrier(Tag::of("end", 0)).unwrap();
+    });
+}
+
+/// Rank 2 of 4 does something else than the others: all of them say so, and name it.
+/// NCCL may hang there, or give wrong numbers: <https://github.com/NVIDIA/nccl/issues/1417>.
+fn all_name_rank_2(work: fn(&mut Tcp, bool) -> Result<(), CommError>, ours: &str, theirs: &str) {
+    let started = Instant::now();
+    let errors = How::new(4).run(move |tcp| {
+        let wrong = tcp.rank() == 2;
+        // All are connected before one fails.
+        let first = tcp.barrier(Tag::of("start", 0)).and_then(|()| work(tcp, wrong)).unwrap_err();
+        // The group is of no more use, and says so again.
+        assert_eq!(tcp.barrier(Tag::of("next", 0)).unwrap_err(), first);
+        first
+    });
+    for error in errors {
+        let CommError::Mismatch { rank, by, .. } = &error else { panic!("{error}") };
+        assert!((*rank == 2) != (*by == 2), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(ours) && text.contains(theirs), "{text}");
+        assert!(text.contains("rank 2 on here"), "{text}");
+    }
+    assert!(started.elapsed() < TIMEOUT / 2);
+}
+
+#[test]
+fn ranks_at_different_operations_are_an_error_that_names_both() {
+    all_name_rank_2(
+        |tcp, wrong| {
+            let (mut shard, mut full) = (vec![0.0; 9000], vec![0.0; 36_000]);
+            match wrong {
+                true => tcp.reduce_scatter(Tag::of("block", 7), &mut full, &mut shard),
+                false => tcp.all_gather(Tag::of("block", 7), &shard, &mut full),
+            }
+        },
+        "all_gather #2 of block 7 (9000 f32)",
+        "reduce_scatter #2 of block 7 (36000 f32)",
+    );
+}
+
+#[test]
+fn ranks_with_different_counts_are_an_error_that_names_both() {
+    for (few, many) in [(9, 10), (900_000, 900_001)] {
+        let work = match few {
+            9 => {
+                |tcp: &mut Tcp, wrong: bool| tcp.all_reduce(Tag::of("norm", 0), &mut vec![0.0; 9 + usize::from(wrong)])
+            }
+            _ => |tcp: &mut Tcp, wrong: bool| {
+                tcp.all_reduce(Tag::of("norm", 0), &mut vec![0.0; 900_000 + usize::from(wrong)])
+            },
+        };
+        all_name_rank_2(
+            work,
+            &format!("all_reduce #2 of norm 0 ({few} f32)"),
+            &format!("all_reduce #2 of norm 0 ({many} f32)"),
+        );
+    }
+}
+
+#[test]
+fn ranks_at_different_blocks_are_an_error_that_names_both() {
+    all_name_rank_2(
+        |tcp, wrong| tcp.barrier(Tag::of(if wrong { "save" } else { "step" }, 3)),
+        "barrier #2 of step 3",
+        "barrier #2 of save 3",
+    );
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_when_the_time_is_over() {
+    let how = How { timeout: Duration::from_secs(3), ..How::new(3) };
+    let errors = how.run(|tcp| {
+        tcp.barrier(Tag::of("start", 0)).unwrap();
+        if tcp.rank() == 1 {
+            // It lives, and computes.
+            thread::sleep(Duration::from_secs(5));
+        }
+        tcp.all_gather(Tag::of("block", 4), &[0.0; 1000], &mut [0.0; 3000]).unwrap_err()
+    });
+    for (rank, error) in errors.iter().enumerate() {
+        let text = error.to_string();
+        assert!(matches!(error, CommError::Late { .. }), "rank {rank}: {text}");
+        assert!(
+            text.starts_with("all_gather #2 of block 4 was not over within 3 s: waiting for rank 1 on here"),
+            "{text}"
+        );
+    }
+}
+
+/// A rank as a process of its own: this program again, with RING set.
+#[test]
+fn as_rank() {
+    let Ok(words) = std::env::var("RING") else { return };
+    let words: Vec<&str> = words.split(' ').collect();
+    let [rank, world, port, silence, host] = words[..] else { panic!("{words:?}") };
+    let terms = Terms {
+        rank: rank.parse().unwrap(),
+        world_size: world.parse().unwrap(),
+        host: host.into(),
+        master: ("127.0.0.1".into(), port.parse().unwrap()),
+        key: Key::from_hex(&std::env::var("PALINGENESIS_STORE_KEY").unwrap()),
+        start: TIMEOUT,
+        silence: Duration::from_secs(silence.parse().unwrap()),
+    };
+    let mut tcp = connect(&terms, TIMEOUT).unwrap();
+    tcp.barrier(Tag::of("start", 0)).unwrap();
+    println!("\nbegun");
+    let mut values = vec![0.0; 400_000];
+    let error = loop {
+        if let Err(error) = tcp.all_reduce(Tag::of("block", 5), &mut values) {
+            break error;
+        }
+    };
+    println!("\nerror: {error}");
+}
+
+struct Rank(Child, BufReader<ChildStdout>);
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Ranks that exchange numbers without end.
+fn processes(world: u32, silence: u32, host: fn(u32) -> String) -> Vec<Rank> {
+    let (port, key) = (free_port(), Key::new().unwrap().to_hex());
+    let mut ranks: Vec<Rank> = (0..world)
+        .map(|rank| {
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["as_rank", "--exact", "--nocapture"])
+                .env("RING", format!("{rank} {world} {port} {silence} {}", host(rank)))
+                .env("PALINGENESIS_STORE_KEY", &key)
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let stdout = BufReader::new(child.stdout.take().unwrap());
+            Rank(child, stdout)
+        })
+        .collect();
+    for Rank(_, stdout) in &mut ranks {
+        assert!(stdout.lines().any(|line| line.unwrap() == "begun"));
+    }
+    ranks
+}
+
+fn send(signal: libc::c_int, rank: &Rank) {
+    // SAFETY: a signal to a child that has not been waited for.
+    assert_eq!(unsafe { libc::kill(rank.0.id() as libc::pid_t, signal) }, 0);
+}
+
+/// After this signal to that rank, what the others say, and when the last of them did.
+fn after(signal: libc::c_int, to: usize, mut ranks: Vec<Rank>) -> (Vec<String>, Duration) {
+    // In the middle of operations.
+    thread::sleep(Duration::from_millis(100));
+    let at = Instant::now();
+    send(signal, &ranks[to]);
+    let _gone = ranks.remove(to);
+    let says = |Rank(_, stdout): &mut Rank| {
+        let mut said = String::new();
+        stdout.read_to_string(&mut said).unwrap();
+        said.lines().find_map(|line| line.strip_prefix("error: ")).expect("an error").to_string()
+    };
+    let errors = ranks.iter_mut().map(says).collect();
+    (errors, at.elapsed())
+}
+
+#[test]
+fn a_killed_rank_is_named_on_every_rank_within_two_seconds() {
+    for (to, host) in [(0, one_host as fn(u32) -> String), (2, one_host), (3, many_hosts)] {
+        let (errors, took) = after(libc::SIGKILL, to, processes(4, 30, host));
+        for error in &errors {
+            assert!(error.starts_with(&format!("rank {to} on {} is gone (", host(to as u32))), "{error}");
+            assert!(error.contains("all_reduce #"), "{error}");
+        }
+        assert!(took < Duration::from_secs(2), "{took:?}: {errors:?}");
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named_at_the_limit_of_silence() {
+    for to in [0, 1] {
+        let (errors, took) = after(libc::SIGSTOP, to, processes(3, 3, one_host));
+        for error in &errors {
+            assert!(error.starts_with(&format!("rank {to} on here is gone (nothing was heard of it")), "{error}");
+        }
+        assert!((Duration::from_secs(2)..Duration::from_secs(10)).contains(&took), "{took:?}");
+    }
 }

@@ -45,8 +45,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// time never can.
 const REACHED: Duration = Duration::from_secs(60);
 
-/// What the kernel may hold of one connection's bytes on one host.
-const ROOM: usize = 1 << 20;
+/// What the kernel may hold of one connection's bytes on one host; more is slower, measured.
+const ROOM: usize = 256 << 10;
 
 /// Where this rank can be reached.
 #[derive(Debug)]
@@ -372,7 +372,7 @@ impl Meeting<'_> {
                     "rank {} on {} has not connected to {here} within {} s; see what it says itself",
                     peer.rank,
                     peer.host,
-                    REACHED.as_secs()
+                    REACHED.min(self.terms.start).as_secs()
                 )
             }
         })
@@ -399,7 +399,7 @@ pub(super) fn connections(terms: &Terms, door: Door, control: Control, peers: &[
         ins: (0..slots).map(|_| None).collect(),
         outs: (0..slots).map(|_| None).collect(),
     };
-    let began = Instant::now();
+    let (began, limit) = (Instant::now(), REACHED.min(terms.start));
     let mut strangers: Vec<Stranger> = Vec::new();
     let mut calls: Vec<Call> = (0..slots)
         .map(|slot| Call {
@@ -414,7 +414,7 @@ pub(super) fn connections(terms: &Terms, door: Door, control: Control, peers: &[
         .collect();
     while !calls.is_empty() || meeting.ins.iter().any(Option::is_none) {
         let now = Instant::now();
-        let left = (began + REACHED).saturating_duration_since(now);
+        let left = (began + limit).saturating_duration_since(now);
         if left.is_zero() {
             return Err(meeting.absent(&calls));
         }
@@ -473,4 +473,89 @@ pub(super) fn connections(terms: &Terms, door: Door, control: Control, peers: &[
         outs: meeting.outs.into_iter().flatten().collect(),
         ins: meeting.ins.into_iter().flatten().collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::thread;
+
+    use super::*;
+
+    fn terms(rank: u32, port: u16, host: &str, key: &Key) -> Terms {
+        let limit = Duration::from_secs(30);
+        let master = ("127.0.0.1".to_string(), port);
+        Terms { rank, world_size: 2, host: host.into(), master, key: Some(key.clone()), start: limit, silence: limit }
+    }
+
+    /// Two ranks join; then each meets the other with the terms that `change` makes of its
+    /// own, after `disturb` has had its door.
+    fn meet(
+        change: fn(&mut Terms),
+        disturb: fn(&Door) -> Vec<TcpStream>,
+    ) -> Vec<Result<(Group, Vec<TcpStream>), CommError>> {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let key = Key::new().unwrap();
+        let rank = |rank: u32| {
+            let mut terms = terms(rank, port, &format!("n{rank}"), &key);
+            thread::spawn(move || {
+                let door = Door::open(&terms).unwrap();
+                let (control, peers) = Control::join(&terms, door.port()).unwrap();
+                let strangers = disturb(&door);
+                change(&mut terms);
+                connections(&terms, door, control, &peers).map(|group| (group, strangers))
+            })
+        };
+        let ranks = [rank(0), rank(1)];
+        ranks.map(|rank| rank.join().unwrap()).into()
+    }
+
+    #[test]
+    fn silent_garbled_and_many_strangers_keep_no_rank_away() {
+        let met = meet(
+            |_| {},
+            |door| {
+                let come = |said: &[u8]| {
+                    let mut stream = TcpStream::connect(("127.0.0.1", door.port())).unwrap();
+                    stream.write_all(said).unwrap();
+                    stream
+                };
+                let mut strangers: Vec<TcpStream> = (0..300).map(|_| come(b"")).collect();
+                strangers.push(come(b"GET / HTTP/1.1\r\nHost: n0\r\n\r\n"));
+                // As long as a proof, and none.
+                strangers.push(come(&[0; SECOND]));
+                strangers.push(come(&[&which(1, 0, 0)[..], &which(0, 1, 0), &[0; 2 * LENGTH]].concat()));
+                strangers
+            },
+        );
+        for (rank, met) in met.into_iter().enumerate() {
+            let (group, strangers) = met.unwrap();
+            let other = 1 - rank as u32;
+            assert_eq!([group.outs[0].rank, group.ins[0].rank], [other; 2]);
+            // None of them was told more than the greeting.
+            for mut stranger in strangers {
+                let mut said = Vec::new();
+                let _ = stranger.read_to_end(&mut said);
+                assert!(said.len() <= FIRST, "{} bytes", said.len());
+            }
+        }
+    }
+
+    #[test]
+    fn another_key_is_refused_and_the_error_names_both_ranks() {
+        let met = meet(
+            |terms| {
+                terms.start = Duration::from_secs(1);
+                if terms.rank == 1 {
+                    terms.key = Some(Key::new().unwrap());
+                }
+            },
+            |_| Vec::new(),
+        );
+        // Which of them sees it first is open; the other sees this one's end.
+        let errors: Vec<String> = met.into_iter().map(|met| met.map(drop).unwrap_err().to_string()).collect();
+        let named = |error: &String| error.contains("rank 0 on n0") && error.contains("rank 1 on n1");
+        assert!(errors.iter().any(|error| named(error) && error.contains("cannot reach")), "{errors:?}");
+    }
 }

@@ -27,8 +27,8 @@ use super::control::{Control, Terms};
 use super::{Collective, CommError, Exchange, Op, Tag};
 use crate::engine::Cpu;
 
-/// An all_reduce of at most this many bytes, times the ranks, is exchanged whole: measured,
-/// see bench/collectives.sh.
+/// An all_reduce of at most this many bytes, times the ranks, is exchanged whole: fewer
+/// messages, each of them still one segment or few.
 const EXCHANGED: usize = 64 << 10;
 
 /// This rank's place in a group of processes.

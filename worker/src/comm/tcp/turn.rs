@@ -15,6 +15,9 @@ use crate::comm::control::Control;
 /// How long the store is asked who is gone before the neighbour is blamed.
 const VERDICT: Duration = Duration::from_secs(1);
 
+/// How long the notice of an error may take from rank to rank behind the store's word.
+const NOTICE: Duration = Duration::from_millis(300);
+
 /// This rank and its connections.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -47,7 +50,14 @@ pub(super) struct Turn<'a> {
 impl Turn<'_> {
     /// A group that is broken begins nothing.
     pub(super) fn start(&mut self) -> Result<(), CommError> {
-        self.group.control.broken().map_or(Ok(()), Err)
+        match self.group.control.broken() {
+            None => Ok(()),
+            // The rank that saw it first knows more.
+            Some(error) => match self.group.outs.iter_mut().find_map(Link::heard) {
+                Some(told) => Err(told),
+                None => Err(self.here(error)),
+            },
+        }
     }
 
     /// Lets the other ranks know why this one goes on no more.
@@ -59,6 +69,7 @@ impl Turn<'_> {
             error => error,
         };
         self.group.ins.iter().for_each(|link| link.tell(told));
+        self.group.control.fail(&error.to_string());
     }
 
     /// Sends to `outs[out]` what it takes now.
@@ -171,9 +182,38 @@ impl Turn<'_> {
         if let Some(error) = self.group.outs.iter_mut().find_map(Link::heard) {
             return error;
         }
-        self.group.control.verdict(VERDICT).unwrap_or_else(|| {
-            CommError::Own(format!("the group of ranks broke for a reason unknown here in {}", self.header.name()))
-        })
+        match self.group.control.verdict(VERDICT) {
+            Some(error) => self.here(error),
+            None => CommError::Own(format!("the group broke for a reason unknown here in {}", self.header.name())),
+        }
+    }
+
+    /// What the store says, as this rank tells it. What it heard of the lost rank may be a
+    /// second old: the operation in which this rank missed the other is added. Of a rank
+    /// that has ended with an error of an operation, the error itself is on its way.
+    fn here(&mut self, error: CommError) -> CommError {
+        match error {
+            CommError::Lost { rank, host, why, op } if op != self.header.name() => {
+                let op = format!("{}, when last heard of in {op}", self.header.name());
+                CommError::Lost { rank, host, why, op }
+            }
+            CommError::Ended { .. } => {
+                let until = Instant::now() + NOTICE;
+                loop {
+                    if let Some(told) = self.group.outs.iter_mut().find_map(Link::heard) {
+                        return told;
+                    }
+                    let left = until.saturating_duration_since(Instant::now());
+                    let open = self.group.outs.iter().filter(|link| !link.closed);
+                    let fds: Vec<_> = open.map(|link| (link.stream.as_fd(), false)).collect();
+                    if left.is_zero() || fds.is_empty() {
+                        return error;
+                    }
+                    sockets::wait(&fds, left);
+                }
+            }
+            error => error,
+        }
     }
 
     /// A connection broke: the rank at its other end may be gone, or have ended because of
@@ -182,8 +222,11 @@ impl Turn<'_> {
         let until = Instant::now() + VERDICT;
         let group = &mut *self.group;
         loop {
-            if let Some(error) = group.outs.iter_mut().find_map(Link::heard).or_else(|| group.control.broken()) {
+            if let Some(error) = group.outs.iter_mut().find_map(Link::heard) {
                 return error;
+            }
+            if let Some(error) = group.control.broken() {
+                return self.here(error);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -194,7 +237,7 @@ impl Turn<'_> {
             if sockets::wait(&fds, left)[0]
                 && let Some(error) = group.control.verdict(left)
             {
-                return error;
+                return self.here(error);
             }
         }
     }
