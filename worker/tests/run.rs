@@ -68,7 +68,13 @@ fn start_each(place: &Place, world: u32, more: &[&str], own: impl Fn(u32) -> Vec
                 command.env(name, world.to_string());
             }
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env("NODE_RANK", "0");
-            command.arg(place.config()).args(more).args(own(rank)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+            command
+                .arg(place.config())
+                .args(more)
+                .args(own(rank))
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped());
             let mut child = command.spawn().unwrap();
             let mut stderr = child.stderr.take().unwrap();
             let said = std::thread::spawn(move || {

@@ -319,9 +319,12 @@ impl<E: Engine> Sharded<E> {
     }
 }
 
+/// A unit, what of it is this rank's, and that: parameters, first and second moments.
+type Seen<'a> = (&'a Unit, Range<usize>, [Cow<'a, [f32]>; 3]);
+
 /// A rank's parts where the host can read them.
 pub struct Snapshot<'a> {
-    units: Vec<(&'a Unit, Range<usize>, [Cow<'a, [f32]>; 3])>,
+    units: Vec<Seen<'a>>,
     names: Vec<[String; 3]>,
 }
 

@@ -117,7 +117,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
                 let first_step_s = self.job.started.elapsed().as_secs_f64();
                 self.event("first_step", json!({ "step": step, "seconds_since_start": first_step_s }));
             }
-            if step % train.log_every.max(1) == 0 || step == train.steps || step == first {
+            if step.is_multiple_of(train.log_every.max(1)) || step == train.steps || step == first {
                 self.window(&outcome, since.elapsed(), step - before)?;
                 (since, before) = (Instant::now(), step);
             } else if let Some(reporter) = &self.reporter {
@@ -127,7 +127,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
                 return self.interrupted();
             }
             let every = self.config.checkpoint.every;
-            if (every > 0 && step % every == 0) || step == train.steps {
+            if (every > 0 && step.is_multiple_of(every)) || step == train.steps {
                 let saving = Instant::now();
                 self.save()?;
                 since += saving.elapsed();
@@ -165,8 +165,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         let [loss, squares, signalled] = sums;
 
         let (norm, lr) = (squares.sqrt(), learning_rate(config, self.state.step + 1));
-        let skip = !(loss.is_finite() && norm.is_finite());
-        if skip {
+        if !loss.is_finite() || !norm.is_finite() {
             self.skip(loss, norm)?;
         } else {
             self.skipped_in_a_row = 0;
