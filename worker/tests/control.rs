@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use palingenesis::act::key::Key;
 use palingenesis::facts::Environment;
 use palingenesis::system::sockets;
+use palingenesis::system::user::effective_uid;
 use palingenesis_worker::comm::control::{Control, Terms, store_key};
 use palingenesis_worker::comm::recorder::{Recorder, merge};
-use palingenesis_worker::comm::{Op, Tag};
+use palingenesis_worker::comm::{CommError, Op, Tag};
 
 /// For what certainly happens: a machine may be busy.
 const SURELY: Duration = Duration::from_secs(20);
@@ -45,6 +46,7 @@ fn rank_process() {
     };
     let (control, peers) = match Control::join(&terms, 40_000 + terms.rank as u16) {
         Ok(joined) => joined,
+        Err(error @ CommError::Refused(_)) => return say(&format!("refused {error}")),
         Err(error) => return say(&format!("error {error}")),
     };
     let peers: Vec<String> = peers.iter().map(|peer| format!("{}={}={}", peer.rank, peer.host, peer.address)).collect();
@@ -378,6 +380,23 @@ fn a_rank_that_dies_before_all_have_come_is_named() {
     }
 }
 
+#[test]
+fn a_rank_that_is_stopped_before_all_have_come_is_named() {
+    for victim in [0, 1] {
+        let launch = Launch { silence: 3.0, ..Launch::of(4) };
+        let mut ranks: Vec<Rank> = (0..3).map(|rank| launch.rank(rank)).collect();
+        assert_eq!(ranks[2].hears_within(Duration::from_secs(1)), None);
+        let stopped = ranks.remove(victim);
+        stopped.signal(libc::SIGSTOP);
+        for rank in &ranks {
+            let (line, host) = (rank.hears(), if victim == 0 { "127.0.0.1" } else { "h1" });
+            let expected =
+                format!("error rank {victim} on {host} is gone (nothing was heard of it for 3 s) in the start");
+            assert_eq!(line, expected);
+        }
+    }
+}
+
 /// Before, in the middle of, and after the handshake.
 #[test]
 fn a_rank_killed_at_any_moment_of_the_start_leaves_nobody_waiting() {
@@ -410,13 +429,16 @@ fn a_rank_that_is_there_twice_is_told_with_both_hosts() {
     let twice = launch.rank_on(1, "n2");
     for rank in ranks.iter().chain([&twice]) {
         let line = rank.hears();
-        assert!(line.starts_with("error rank 1 is there twice: on n1 and on n2; each process needs a RANK"), "{line}");
+        assert!(
+            line.starts_with("refused rank 1 is there twice: on n1 and on n2; each process needs a RANK"),
+            "{line}"
+        );
     }
     // Later it is none of the others' business.
     let launch = Launch::of(2);
     let mut ranks = launch.joined();
     let line = launch.rank_on(1, "n9").hears();
-    assert!(line.starts_with("error rank 1 is there twice: on h1 and on n9;"), "{line}");
+    assert!(line.starts_with("refused rank 1 is there twice: on h1 and on n9;"), "{line}");
     let line = launch.rank_on(0, "n9").hears();
     assert!(line.starts_with("error rank 0 on n9 cannot listen at port"), "{line}");
     for rank in &mut ranks {
@@ -432,7 +454,7 @@ fn another_world_size_is_told_with_both_hosts() {
     let ranks = [launch.rank(0), Launch { world: 4, ..launch }.rank(1)];
     for rank in &ranks {
         let line = rank.hears();
-        assert!(line.starts_with("error rank 1 on h1 has WORLD_SIZE=4, rank 0 on h0 has WORLD_SIZE=2;"), "{line}");
+        assert!(line.starts_with("refused rank 1 on h1 has WORLD_SIZE=4, rank 0 on h0 has WORLD_SIZE=2;"), "{line}");
     }
 }
 
@@ -464,7 +486,7 @@ fn several_hosts_without_a_key_are_refused() {
     // TEST-NET-1 of RFC 5737: another host.
     let launch = Launch { key: "-", master: "192.0.2.1", ..Launch::of(2) };
     let line = launch.rank(1).hears();
-    assert!(line.starts_with("error rank 1 on h1 and rank 0 at 192.0.2.1:"), "{line}");
+    assert!(line.starts_with("refused rank 1 on h1 and rank 0 at 192.0.2.1:"), "{line}");
     assert!(
         line.contains(", but no store key: without one anybody who reaches the port could pose as a rank;"),
         "{line}"
@@ -475,8 +497,7 @@ fn several_hosts_without_a_key_are_refused() {
 /// Without a key the kernel says whose process it is.
 #[test]
 fn another_user_s_process_is_no_rank() {
-    // SAFETY: takes nothing and cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
+    if effective_uid() != 0 {
         eprintln!("SKIPPED: it takes root to be two users");
         return;
     }
@@ -632,7 +653,8 @@ fn the_recorder_says_what_a_killed_rank_was_at() {
     let folder = std::env::temp_dir().join(format!("palingenesis-control-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let file = |rank: usize| folder.join(format!("rank-{rank}"));
-    let mut ranks = Launch::of(3).joined();
+    let launch = Launch::of(3);
+    let mut ranks = launch.joined();
     for (number, rank) in ranks.iter_mut().enumerate() {
         rank.does(&format!("record {}", file(number).display()));
         for sequence in 1..=20 {
@@ -645,6 +667,9 @@ fn the_recorder_says_what_a_killed_rank_was_at() {
     for rank in &ranks {
         rank.signal(libc::SIGKILL);
     }
+    drop(ranks);
+    // The next start has the same port, at once.
+    let ranks = launch.joined();
     drop(ranks);
     let text = merge(&[file(0), file(1), file(2)]).unwrap();
     assert!(
@@ -703,8 +728,7 @@ fn the_store_key_is_taken_from_the_environment_or_a_file_that_is_the_user_s_alon
         let error = store_key(&with(Some(text)), None, 4, Some(2)).unwrap_err().to_string();
         assert!(error.starts_with(&format!("PALINGENESIS_STORE_KEY {why}")), "{error}");
     }
-    // SAFETY: takes nothing and cannot fail.
-    if unsafe { libc::geteuid() } == 0 {
+    if effective_uid() == 0 {
         write(&path, KEY).unwrap();
         std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
         refused(&path, "belongs to user 65534, not to you (user 0)");

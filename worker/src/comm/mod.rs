@@ -136,6 +136,10 @@ pub enum CommError {
     /// The ranks could not be brought together at the start.
     #[error("{0}")]
     Start(String),
+    /// What was asked for cannot work, and will not at the next try: no key for several
+    /// hosts, a rank twice, mixed versions.
+    #[error("{0}")]
+    Refused(String),
     /// This machine's own fault: no memory, no descriptor.
     #[error("{0}")]
     Own(String),

@@ -369,7 +369,7 @@ impl Client {
             Message::Beats(behind) => *lock(&self.shared.behind) = behind,
             Message::Welcome(seats) => self.welcome = Some(seats),
             Message::Verdict(verdict) => self.shared.break_off(verdict.error()),
-            Message::Stop(why) => self.shared.break_off(CommError::Start(super::sentence(&why))),
+            Message::Stop { why, again } => self.shared.break_off(super::stopped(&why, again)),
             Message::Bye(_) => self.over = true,
             Message::Beat(_) => {}
         }

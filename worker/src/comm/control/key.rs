@@ -11,6 +11,7 @@ use std::path::Path;
 use palingenesis::act::key::Key;
 use palingenesis::facts::Environment;
 use palingenesis::plan::worker::STORE_KEY;
+use palingenesis::system::user::effective_uid;
 
 use super::super::CommError;
 
@@ -31,11 +32,11 @@ pub fn store_key(
 ) -> Result<Option<Key>, CommError> {
     if let Some(text) = environment.get(STORE_KEY) {
         let cure = "srun --palingenesis=worker sets it; unset it to use comm.key_file";
-        return parse(text).map(Some).map_err(|why| CommError::Start(format!("{STORE_KEY} {why}; {cure}")));
+        return parse(text).map(Some).map_err(|why| CommError::Refused(format!("{STORE_KEY} {why}; {cure}")));
     }
     if let Some(file) = file {
         let shown = file.display();
-        return read(file).map(Some).map_err(|why| CommError::Start(format!("comm.key_file={shown} {why}")));
+        return read(file).map(Some).map_err(|why| CommError::Refused(format!("comm.key_file={shown} {why}")));
     }
     match local_world_size {
         Some(local) if local < world_size => Err(no_key(&format!("{world_size} ranks, {local} of them on this host"))),
@@ -45,7 +46,7 @@ pub fn store_key(
 
 /// Refuses ranks that could not tell each other from strangers.
 pub(super) fn no_key(who: &str) -> CommError {
-    CommError::Start(format!(
+    CommError::Refused(format!(
         "{who}, but no store key: without one anybody who reaches the port could pose as a rank; start it with srun \
          --palingenesis=worker, which makes a key, or name a file that all nodes share in comm.key_file ({MAKE})"
     ))
@@ -82,8 +83,7 @@ fn read(path: &Path) -> Result<Key, String> {
 
 fn check(file: &File) -> Result<(), String> {
     let is = file.metadata().map_err(|error| format!("cannot be looked at: {error}"))?;
-    // SAFETY: takes nothing and cannot fail.
-    let own = unsafe { libc::geteuid() };
+    let own = effective_uid();
     if !is.is_file() {
         return Err(format!("is no regular file; {MAKE}"));
     }
@@ -109,8 +109,7 @@ pub(super) fn is_here(ip: IpAddr) -> bool {
 pub(super) fn is_own(stream: &TcpStream) -> Result<(), String> {
     let ends = stream.peer_addr().and_then(|peer| Ok((peer, stream.local_addr()?)));
     let (there, here) = ends.map_err(|error| format!("it is over: {error}"))?;
-    // SAFETY: takes nothing and cannot fail.
-    let own = unsafe { libc::geteuid() };
+    let own = effective_uid();
     match user_of(there, here) {
         Some(user) if user == own => Ok(()),
         Some(user) => Err(format!("it is user {user}'s")),

@@ -126,6 +126,12 @@ impl Verdict {
     }
 }
 
+/// The start came to nothing.
+fn stopped(why: &str, again: bool) -> CommError {
+    let why = sentence(why);
+    if again { CommError::Start(why) } else { CommError::Refused(why) }
+}
+
 /// What another rank says, as one line of a terminal. Its own errors may be long.
 fn sentence(text: &str) -> String {
     text.chars().take(1000).map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -269,12 +275,12 @@ impl Control {
     /// are all ranks, this one too, by rank. A world of one meets nobody and opens no port.
     ///
     /// # Errors
-    /// What is wrong with the terms, who did not come, who is there twice, and who has ended
-    /// meanwhile.
+    /// [`CommError::Refused`] says what is wrong with the terms, [`CommError::Start`] who did
+    /// not come, [`CommError::Lost`] and [`CommError::Ended`] who is gone meanwhile.
     pub fn join(terms: &Terms, data_port: u16) -> Result<(Control, Vec<Peer>), CommError> {
         let (rank, world) = (terms.rank, terms.world_size);
         if rank >= world {
-            return Err(CommError::Start(format!("RANK={rank} is not below WORLD_SIZE={world}")));
+            return Err(CommError::Refused(format!("RANK={rank} is not below WORLD_SIZE={world}")));
         }
         let own = |error: io::Error| CommError::Own(format!("cannot make a pipe: {error}"));
         let shared = Arc::new(Shared::new().map_err(own)?);

@@ -25,7 +25,7 @@ use palingenesis::system::{random, sockets};
 use super::key::is_own;
 use super::link::Link;
 use super::wire::{self, At, GREETING, Hello, Message, REPLY_MAX, Seat, Session, Side, VERSION, Verdict};
-use super::{BEAT, BEHIND, Clock, Ending, PARTING, Peer, Shared, TICK, Terms, lock, ranks, s};
+use super::{BEAT, BEHIND, Clock, Ending, PARTING, Peer, Shared, TICK, Terms, lock, ranks, s, stopped};
 use crate::comm::CommError;
 
 /// How long somebody may take to show that he is of this launch.
@@ -182,10 +182,9 @@ fn listen(terms: &Terms) -> Result<TcpListener, CommError> {
                     io::ErrorKind::AddrInUse => "end it, or set MASTER_PORT (srun --palingenesis=port=PORT) to another",
                     _ => "set MASTER_PORT (srun --palingenesis=port=PORT) to one from 1024 to 65535",
                 };
-                return Err(CommError::Start(format!(
-                    "rank 0 on {} cannot listen at port {port}: {error}{who}; {cure}",
-                    printable(&terms.host)
-                )));
+                let why =
+                    format!("rank 0 on {} cannot listen at port {port}: {error}{who}; {cure}", printable(&terms.host));
+                return Err(stopped(&why, error.kind() == io::ErrorKind::AddrInUse));
             }
         }
     }
@@ -218,7 +217,7 @@ pub fn gather(terms: &Terms, data_port: u16, shared: &Arc<Shared>) -> Result<(Se
                 Some(_) => "",
                 None => " (without a store key only those of this host can)",
             };
-            server.stop(format!(
+            let why = format!(
                 "{who} {} not come to rank 0 on {} at {} within {} s{}; see in srun's output whether they have started, \
                  and whether their hosts reach that port{keyless}",
                 if count == 1 { "has" } else { "have" },
@@ -226,7 +225,8 @@ pub fn gather(terms: &Terms, data_port: u16, shared: &Arc<Shared>) -> Result<(Se
                 terms.master(),
                 terms.start.as_secs(),
                 server.turned_away.text(),
-            ));
+            );
+            server.stop(why, true);
         } else if waited >= tell {
             let away = server.turned_away.text();
             to_stderr(&format!("palingenesis-worker: waiting for {who}, {} s{away}\n", waited.as_secs()));
@@ -372,9 +372,10 @@ impl Server {
     }
 
     /// No training.
-    fn stop(&mut self, why: String) {
-        self.tell(&Message::Stop(why.clone()));
-        self.shared.break_off(CommError::Start(why));
+    fn stop(&mut self, why: String, again: bool) {
+        let error = stopped(&why, again);
+        self.tell(&Message::Stop { why, again });
+        self.shared.break_off(error);
     }
 
     /// All ranks are told.
@@ -590,11 +591,11 @@ impl Server {
         match self.admit(version, hello, ip) {
             Ok(rank) => Some(Connection::Member { rank, link }),
             Err(why) => {
-                link.send(&Message::Stop(why.clone()));
+                link.send(&Message::Stop { why: why.clone(), again: false });
                 link.close();
                 // Training that runs is not ended by who comes too late.
                 if !self.running && self.shared.broken().is_none() {
-                    self.stop(why);
+                    self.stop(why, false);
                 }
                 Some(Connection::Leaving { link, until: now + AUTHENTICATION })
             }

@@ -71,7 +71,10 @@ fn another_version_is_told_with_both_hosts() {
             "rank 1 on n1 runs palingenesis-worker {release} (protocol {version}), rank 0 on n0 {own} (protocol \
              {VERSION}); install the same one on all nodes"
         );
-        assert_eq!(join_as(port, &key, version, &hello(release)), Message::Stop(expected.clone()));
+        assert_eq!(
+            join_as(port, &key, version, &hello(release)),
+            Message::Stop { why: expected.clone(), again: false }
+        );
         assert_eq!(rank0.join().unwrap(), expected);
     }
 }

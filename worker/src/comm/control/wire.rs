@@ -279,8 +279,13 @@ pub struct Verdict {
 /// What is said on a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// Server: no training; why.
-    Stop(String),
+    /// Server: no training.
+    Stop {
+        /// Why, for a person.
+        why: String,
+        /// Another try may do better.
+        again: bool,
+    },
     /// Client: I live and am here.
     Beat(At),
     /// Server: I live, and these are furthest behind.
