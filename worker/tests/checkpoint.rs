@@ -258,6 +258,8 @@ fn a_shard_that_went_to_the_run_of_the_next_second_is_found_there() {
     let outputs = tempfile::tempdir().unwrap();
     let (run, next) = (outputs.path().join("10-11-49_run"), outputs.path().join("10-11-50_run"));
     on_all(8, |local| save_as(&mut checkpoints(&run), local, 30).unwrap());
+    // Another training, which happens to have a whole step of that number.
+    on_all(8, |local| save_as(&mut checkpoints(&outputs.path().join("other_run")), local, 30).unwrap());
     fs::create_dir_all(next.join("step-30/dcp")).unwrap();
     fs::rename(shard(&run.join("step-30"), 3), shard(&next.join("step-30"), 3)).unwrap();
     let error = choose_from(&run, &ResumeFrom::Auto).unwrap_err();
@@ -265,6 +267,7 @@ fn a_shard_that_went_to_the_run_of_the_next_second_is_found_there() {
     let text = error.to_string();
     assert!(text.contains("dcp/__3_0.distcp is missing"), "{text}");
     assert!(text.contains("rank 3's shard lies in ../10-11-50_run/step-30"), "{text}");
+    assert!(!text.contains("other_run"), "{text}");
 }
 
 /// <https://github.com/deepspeedai/DeepSpeed/issues/5405>

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use half::{bf16, f16};
 use palingenesis_worker::checkpoint::{
     CheckpointError, Checkpoints, Dtype, Export, Exported, Import, PartMut, tokenizer_files,
 };
+use palingenesis_worker::model::Spec;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype as Stored, TensorView, serialize_to_file};
 use serde_json::{Value, json};
@@ -110,6 +111,46 @@ fn an_export_that_is_given_up_leaves_what_was_there() {
     assert!(error.contains("model.embed_tokens.weight has not come"), "{error}");
     assert_eq!(fs::read(output.path().join("final/model.safetensors")).unwrap(), before);
     assert_eq!(names(output.path()), ["data", "final"].map(String::from).into());
+}
+
+/// Models that transformers has saved go in and out. Where `EXPORT_TO` names a directory
+/// they stay there, so that a person can let transformers load them.
+#[test]
+fn a_model_of_transformers_goes_in_and_out_unchanged() {
+    for name in ["qwen3", "llama3"] {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/model").join(name);
+        let config: Value = serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
+        let spec = Spec::from_hf(&config).unwrap();
+        let tensors: Vec<(String, Vec<usize>)> =
+            spec.units().into_iter().flat_map(|unit| unit.tensors).map(|tensor| (tensor.name, tensor.shape)).collect();
+        let import = Import::open(&from).unwrap();
+        import.check(&tensors, spec.tied).unwrap();
+
+        let temporary = tempfile::tempdir().unwrap();
+        let output = std::env::var_os("EXPORT_TO").map_or_else(|| temporary.path().into(), PathBuf::from).join(name);
+        let config = spec.to_hf();
+        let what = Export { tensors: &tensors, dtype: Dtype::F32, config: &config, copy: &[] };
+        let mut exporter = Checkpoints::new(&output, None, "n1", Duration::ZERO).export(&what).unwrap();
+        for (name, shape) in &tensors {
+            let mut data = vec![0.0; shape.iter().product()];
+            import.read(&mut PartMut { name, shape, range: 0..data.len(), data: &mut data }).unwrap();
+            exporter.tensor(name, &data).unwrap();
+        }
+        let exported = exporter.finish().unwrap();
+
+        let theirs = fs::read(from.join("model.safetensors")).unwrap();
+        let ours = fs::read(exported.directory.join("model.safetensors")).unwrap();
+        let (theirs, ours) = (SafeTensors::deserialize(&theirs).unwrap(), SafeTensors::deserialize(&ours).unwrap());
+        assert_eq!(theirs.names().iter().collect::<BTreeSet<_>>(), ours.names().iter().collect::<BTreeSet<_>>());
+        for (name, tensor) in theirs.iter() {
+            let own = ours.tensor(name).unwrap();
+            assert_eq!(
+                (tensor.shape(), tensor.dtype(), tensor.data()),
+                (own.shape(), own.dtype(), own.data()),
+                "{name}"
+            );
+        }
+    }
 }
 
 fn write(directory: &Path, tensors: &[(&str, Stored, &[usize], Vec<u8>)]) {

@@ -276,8 +276,11 @@ fn hear(exchange: &mut dyn Exchange) -> Result<Option<Ask>> {
     }
 }
 
-/// Steps of `output_dir`, newest first, and what only looks like one.
-pub(super) fn list(output: &Path) -> Result<(Vec<(u64, String)>, Vec<Skipped>)> {
+/// Steps and the names of their directories, newest first.
+type Steps = Vec<(u64, String)>;
+
+/// What is in `output_dir`, and what only looks like a step.
+pub(super) fn list(output: &Path) -> Result<(Steps, Vec<Skipped>)> {
     let failed = |error: &io::Error| {
         CheckpointError::Storage(format!("train.output_dir {} cannot be read: {}", output.display(), why(error)))
     };
@@ -469,7 +472,9 @@ fn elsewhere(directory: &Path) -> String {
     let own = fs::canonicalize(output).unwrap_or_else(|_| output.to_path_buf());
     if let (Some(above), Some(own)) = (own.parent(), own.file_name()) {
         for run in directories(above) {
-            if run.as_str() != own {
+            // Another run that has this step whole is another training.
+            let whole = above.join(&run).join(name).join(DCP).join(dcp::METADATA).exists();
+            if run.as_str() != own && !whole {
                 tell(&above.join(&run).join(name), format!("../{run}/{name}"));
             }
         }

@@ -134,6 +134,15 @@ struct Place {
     written: bool,
 }
 
+/// A file of tensors.
+#[derive(Debug)]
+struct Output {
+    name: String,
+    file: File,
+    /// Tensors that have not come.
+    left: usize,
+}
+
 /// An export under way, on rank 0. If it is dropped before [`Exporter::finish`], what it
 /// wrote is removed.
 #[derive(Debug)]
@@ -143,7 +152,7 @@ pub struct Exporter {
     place: PathBuf,
     directory: PathBuf,
     dtype: Dtype,
-    files: Vec<(String, File)>,
+    files: Vec<Output>,
     listed: Vec<String>,
     places: BTreeMap<String, Place>,
     bytes: u64,
@@ -255,12 +264,12 @@ impl Exporter {
                 at += bytes;
             }
             self.bytes += bytes;
-            self.files.push((name, file));
+            self.files.push(Output { name, file, left: group.len() });
         }
         Ok(())
     }
 
-    /// Writes a tensor, whole and in row-major order.
+    /// Writes a tensor, whole and in row-major order. A file's last one brings it to the disk.
     ///
     /// # Errors
     /// Storage: it could not be written. Refused: it is not among the announced ones, came
@@ -277,7 +286,8 @@ impl Exporter {
             Some(place) => place.written = true,
         }
         let Place { file, mut at, .. } = self.places[name];
-        let (called, file) = &self.files[file];
+        self.files[file].left -= 1;
+        let Output { name: called, file, left } = &self.files[file];
         self.guard("write", &self.place.join(called), |_| {
             let mut bytes = Vec::with_capacity(BLOCK * 4);
             let mut rounded = vec![bf16::ZERO; BLOCK];
@@ -294,11 +304,12 @@ impl Exporter {
                 file.write_all_at(&bytes, at)?;
                 at += bytes.len() as u64;
             }
-            Ok(())
+            // Now, so that the others do not wait for all files at the end.
+            if *left == 0 { file.sync_all() } else { Ok(()) }
         })
     }
 
-    /// Brings all of it to the disk and gives it its name. What had that name before is
+    /// Gives it its name. What had that name before is
     /// removed if this program had written it, and else kept beside it.
     ///
     /// # Errors
@@ -306,9 +317,6 @@ impl Exporter {
     pub fn finish(mut self) -> Result<Exported> {
         if let Some((name, _)) = self.places.iter().find(|(_, place)| !place.written) {
             return Err(CheckpointError::Refused(format!("export: {name} has not come")));
-        }
-        for (name, file) in &self.files {
-            self.guard("write", &self.place.join(name), |_| file.sync_all())?;
         }
         self.guard("sync", &self.place, names::sync_directory)?;
         let aside = self.directory.with_extension(format!("old-{}", self.attempt));

@@ -146,7 +146,7 @@ impl Import {
             .tensors
             .keys()
             .map(String::as_str)
-            .filter(|name| !known.contains(name) && !name.ends_with(".rotary_emb.inv_freq") && !(tied && *name == HEAD))
+            .filter(|name| !(known.contains(name) || name.ends_with(".rotary_emb.inv_freq") || tied && *name == HEAD))
             .collect();
         if !missing.is_empty() {
             faults.insert(0, format!("missing: {}", some(&missing)));
