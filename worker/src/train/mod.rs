@@ -68,7 +68,9 @@ impl TrainError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            TrainError::Config(_) | TrainError::Checkpoint(CheckpointError::Refused(_)) => EXIT_CONFIG,
+            TrainError::Config(_)
+            | TrainError::Comm(CommError::Refused(_))
+            | TrainError::Checkpoint(CheckpointError::Refused(_)) => EXIT_CONFIG,
             TrainError::Comm(CommError::Mismatch { .. }) => EXIT_FAILED,
             TrainError::Comm(_) | TrainError::Checkpoint(_) | TrainError::Storage(_) => EXIT_RETRY,
             TrainError::NoProgress(_) => EXIT_NO_PROGRESS,
