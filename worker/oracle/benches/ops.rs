@@ -171,6 +171,9 @@ fn single(table: &Table, cpu: &Cpu) {
         0.0,
         || {
             cpu.swiglu(&mut out, &gate, &up).expect("swiglu");
+            // Backward replaces them; what it leaves would shrink until it is denormal.
+            cpu.copy(&mut dgate, &gate).expect("a copy");
+            cpu.copy(&mut dup, &up).expect("a copy");
             cpu.swiglu_backward(&mut dgate, &mut dup, &out).expect("swiglu");
         },
         Some(&mut candle),

@@ -534,7 +534,10 @@ fn everything(cpu: &Cpu) -> Vec<(&'static str, Vec<u32>)> {
     let (batch, seq, heads, kv_heads, head_dim, vocab) = (2, 130, 6, 2, 32, 997);
     let (rows, width) = (batch * seq, heads * head_dim);
     let (x, weight) = (random.vec(rows * width, 1.0), random.vec(width, 1.0));
-    for (m, n, k) in [(rows, width, width), (1000, 70, 1030), (70, 1000, 1030), (rows, vocab, width)] {
+    // The small ones have pieces for which gemm has other ways.
+    let small = [(12, 100, 700), (64, 100, 1030), (81, 130, 1030), (3, 300, 1000), (300, 1, 5000), (170, 5, 2000)];
+    let large = [(rows, width, width), (1000, 70, 1030), (70, 1000, 1030), (rows, vocab, width)];
+    for (m, n, k) in small.into_iter().chain(large) {
         let (a, b) = (random.vec(m * k, 1.0), random.vec(k * n, 1.0));
         for way in 0..4 {
             let mut c = vec![0.0; m * n];

@@ -98,18 +98,6 @@ impl<'a> MatrixMut<'a> {
         })
     }
 
-    /// Pieces of `height` rows, the last one what is left.
-    pub(super) fn cut_rows(self, height: usize) -> impl Iterator<Item = MatrixMut<'a>> {
-        let mut rest = Some(self);
-        std::iter::from_fn(move || {
-            let whole = rest.take().filter(|rest| rest.rows > 0)?;
-            let count = height.min(whole.rows);
-            let (piece, other) = whole.split_rows(count);
-            rest = Some(other);
-            Some(piece)
-        })
-    }
-
     /// Rows `first..first + count` for a while.
     pub(super) fn rows(&mut self, first: usize, count: usize) -> MatrixMut<'_> {
         assert!(first + count <= self.rows);
