@@ -2,7 +2,6 @@
 //! way. That PyTorch itself reads ours is shown by tests/interop/dcp.py.
 
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use palingenesis_worker::checkpoint::dcp::{self, Dcp, DcpError, Fault, Shard, verify};
@@ -128,32 +127,20 @@ fn what_a_world_wrote_every_other_world_reads_bit_for_bit() {
 }
 
 #[test]
-fn every_item_is_a_zip_whose_numbers_lie_at_64_bytes_and_that_torch_save_could_have_written() {
+fn every_item_is_a_whole_zip_whose_numbers_lie_at_64_bytes() {
     let dir = Dir::new("zip");
     let files = write(&dir.0, 2);
     for (name, shard) in &files {
         let bytes = fs::read(dir.0.join(name)).unwrap();
         for item in &shard.items {
             let item_bytes = &bytes[item.at as usize..][..item.length as usize];
-            // The zip crate compares checksums, candle reads the pickle.
+            // The zip crate compares checksums; PyTorch itself reads the pickle in interop/dcp.py.
             let mut zip = zip::ZipArchive::new(std::io::Cursor::new(item_bytes)).unwrap();
             for index in 0..zip.len() {
                 let mut entry = zip.by_index(index).unwrap();
                 assert_eq!(entry.data_start().unwrap() % 64, 0);
                 std::io::copy(&mut entry, &mut std::io::sink()).unwrap();
             }
-            let Some(placed) = &item.placed else { continue };
-            let mut pickle = Vec::new();
-            zip.by_name("archive/data.pkl").unwrap().read_to_end(&mut pickle).unwrap();
-            let mut stack = candle_core::pickle::Stack::empty();
-            stack.read_loop(&mut pickle.as_slice()).unwrap();
-            let tensor = stack.finalize().unwrap();
-            let info =
-                tensor.into_tensor_info(candle_core::pickle::Object::Unicode("x".into()), Path::new("archive/data"));
-            let info = info.unwrap().unwrap();
-            assert_eq!(info.layout.shape().dims(), placed.sizes);
-            assert!(info.layout.is_contiguous());
-            assert_eq!((info.dtype, info.path.as_str()), (candle_core::DType::F32, "archive/data/0"));
         }
     }
 }
