@@ -666,7 +666,7 @@ fn process_that_saves() {
             step += 1;
             save_as(&mut all, local, step).unwrap();
             // Now and then the same step again, which is moved aside first.
-            if step % 3 == 0 {
+            if step.is_multiple_of(3) {
                 save_as(&mut all, local, step).unwrap();
             }
             all.purge(local, 2, &mut |_| {}).unwrap();

@@ -18,7 +18,7 @@ fn tensors() -> Vec<(String, Vec<usize>)> {
     vec![("model.embed_tokens.weight".into(), vec![3, 2]), ("model.norm.weight".into(), vec![2])]
 }
 
-const EMBEDDING: [f32; 6] = [1.0, -2.5, 3.141_592_7, 1e-30, -0.0, 65504.0];
+const EMBEDDING: [f32; 6] = [1.0, -2.5, std::f32::consts::PI, 1e-30, -0.0, 65504.0];
 const NORM: [f32; 2] = [0.1, 0.2];
 
 fn export(output: &Path, dtype: Dtype) -> Exported {
