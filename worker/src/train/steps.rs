@@ -505,6 +505,9 @@ fn same_on_all<E: Engine, C: Collective<E>>(comm: &mut C, job: &Job<'_>, identit
     let Some((first_host, first)) = all.first() else { return Ok(()) };
     for (rank, (host, own)) in all.iter().enumerate() {
         if let Some(change) = changed(first, own).first() {
+            // All have compared before the first one ends: none is to take that for the
+            // reason. Whoever misses this has compared, too.
+            let _ = comm.barrier(Tag::of("configuration", 1));
             return Err(TrainError::Config(format!(
                 "rank {rank} on {host} has another configuration than rank 0 on {first_host}: {} is {} there and {} here; \
                  give all ranks the same file and the same overrides",
