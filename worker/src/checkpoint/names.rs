@@ -143,12 +143,16 @@ pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
 }
 
 /// Makes a symbolic link in place of another; whatever else has the name stays.
-pub(super) fn point(link: &Path, target: &str, attempt: &str) -> io::Result<()> {
+/// One name on the way, so that whoever is killed meanwhile leaves no more than that one.
+pub(super) fn point(link: &Path, target: &str) -> io::Result<()> {
     match fs::symlink_metadata(link) {
         Ok(found) if !found.is_symlink() => return Ok(()),
         _ => {}
     }
-    let new = link.with_file_name(format!(".latest.tmp-{attempt}"));
+    let new = link.with_file_name(".latest.new");
+    if fs::symlink_metadata(&new).is_ok_and(|found| found.is_symlink()) {
+        fs::remove_file(&new)?;
+    }
     std::os::unix::fs::symlink(target, &new)?;
     fs::rename(&new, link).inspect_err(|_| drop(fs::remove_file(&new)))
 }
