@@ -24,6 +24,8 @@ bench:
 	bench/srun.sh || [ $$? -eq 77 ]
 	bench/warmup.sh || [ $$? -eq 77 ]
 	bench/preflight.sh || [ $$? -eq 77 ]
+	cargo bench -p palingenesis-worker --bench checkpoint
+	bench/collectives.sh || [ $$? -eq 77 ]
 
 # Writes docs/variables.md from the catalog, and what docs/preflight.md shows from a
 # cluster on which it happens (as root); tests fail when they are stale.

@@ -19,7 +19,7 @@ const MOST_NAMED: usize = 6;
 /// clock has ranks that fall into the next second, and their shards in another directory.
 pub const LAUNCH_ID: &str = "PALINGENESIS_LAUNCH_ID";
 
-pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
+pub(super) fn name_the_launch(plan: &mut Plan, facts: &Facts) {
     let step = facts.step;
     match facts.launched {
         Some(_) if plan.step.shape == Shape::Shell && facts.environment.get(LAUNCH_ID).is_some() => {
@@ -32,6 +32,10 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
         }
         _ => {}
     }
+}
+
+pub(super) fn decide(plan: &mut Plan, facts: &Facts, marks: &Marks) {
+    let step = facts.step;
     let variables = [
         ("RANK", step.rank, "SLURM_PROCID: the task's number in the step"),
         ("WORLD_SIZE", step.world_size, "SLURM_STEP_NUM_TASKS: tasks in the step"),
