@@ -9,7 +9,7 @@
 //! what PyTorch does not: it loads a shard with a flipped bit without a word.
 //!
 //! It must not decide which checkpoint counts, rename or delete anything, call fsync, or
-//! run a pickle: [`pickle`] builds plain values from a list of known names.
+//! run a pickle: `pickle` builds plain values from a list of known names.
 
 mod boxes;
 mod error;

@@ -3,7 +3,7 @@
 //! for, with the error of another rank, with the store's verdict, or at the deadline.
 //!
 //! Each rank has connections to the ranks 1, 2, 4, 8, … further on. The first of them is
-//! the ring, in which large operations go around; small ones go over all, see [`small`].
+//! the ring, in which large operations go around; small ones go over all, see `small`.
 //! Both ends compare each operation's header. An error goes to all ranks, against the
 //! direction of the connections, so that all of them say the same.
 
