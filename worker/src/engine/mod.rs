@@ -262,7 +262,7 @@ pub trait Engine {
     /// # Errors
     /// The device's.
     fn embedding_backward(&self, dtable: Self::ViewMut<'_>, dout: Self::View<'_>, tokens: &Self::Tokens) -> Result<()>;
-    /// The sum of -log softmax(row)`target` over rows `first..first + rows` of the
+    /// The sum of -log softmax(row), at its target, over rows `first..first + rows` of the
     /// targets; logits become their gradient times `scale`. A target of
     /// [`IGNORED`] counts nothing and has no gradient.
     ///
