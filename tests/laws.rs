@@ -527,7 +527,7 @@ fn a_node_without_the_plugin_gives_its_tasks_no_rank() {
     let said = cluster.run(line).ok();
     assert_eq!(
         said.out,
-        "0 rank:0 master:set ours:0\n1 rank:1 master:set ours:0\n2 rank: master: ours:6\n3 rank: master: ours:6\n",
+        "0 rank:0 master:set ours:0\n1 rank:1 master:set ours:0\n2 rank: master: ours:7\n3 rank: master: ours:7\n",
         "{said:?}"
     );
 }

@@ -383,7 +383,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     };
     ranks::decide(&mut plan, facts, &marks);
     rendezvous::decide(&mut plan, facts, settings, &marks)?;
-    ranks::name_the_launch(&mut plan, facts);
+    ranks::name_the_launch(&mut plan, facts, &marks);
     worker::decide(&mut plan, facts, settings)?;
     let mut offers = Offers::default();
     environment::offer(&mut offers, facts, &plan.step, wanted);

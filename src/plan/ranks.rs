@@ -19,16 +19,20 @@ const MOST_NAMED: usize = 6;
 /// clock has ranks that fall into the next second, and their shards in another directory.
 pub const LAUNCH_ID: &str = "PALINGENESIS_LAUNCH_ID";
 
-pub(super) fn name_the_launch(plan: &mut Plan, facts: &Facts) {
+pub(super) fn name_the_launch(plan: &mut Plan, facts: &Facts, marks: &Marks) {
     let step = facts.step;
+    let why = "when srun started it, in UTC, and the step: equal on all ranks, for names of directories";
     match facts.launched {
         Some(_) if plan.step.shape == Shape::Shell && facts.environment.get(LAUNCH_ID).is_some() => {
             plan.unset(LAUNCH_ID, "inherited; it names another launch");
         }
         Some(ns) if plan.step.shape != Shape::Shell => {
             let id = format!("{}-{}.{}", utc(ns), step.job_id, step.step_id);
-            let why = "when srun started it, in UTC, and the step: equal on all ranks, for names of directories";
             plan.set(LAUNCH_ID, id, Origin::Step, why);
+        }
+        // For who asks inside the step.
+        None if marks.of_this_step(facts.environment, step, LAUNCH_ID) => {
+            plan.set(LAUNCH_ID, facts.environment.get(LAUNCH_ID).unwrap_or_default(), Origin::Step, why);
         }
         _ => {}
     }
