@@ -279,6 +279,7 @@ fn the_debian_package_installs_upgrades_and_goes_without_a_job_noticing() {
     let documents = format!("usr/share/doc/{name}");
     let mut shipped =
         vec![(format!("{documents}/copyright"), "0644"), (format!("{documents}/changelog.Debian.gz"), "0644")];
+    shipped.push((format!("usr/share/lintian/overrides/{name}"), "0644"));
     if common::root().join("README.md").is_file() {
         shipped.push((format!("{documents}/README.md"), "0644"));
     }
