@@ -231,10 +231,12 @@ fn help_is_printed_without_a_job_and_srun_lists_the_option() {
 #[test]
 fn the_option_s_last_use_wins_and_repeating_it_changes_nothing() {
     let Some(sandbox) = up("repeat") else { return };
-    // Slurm's own variables differ from step to step, ours must not. (While an
+    // Slurm's own variables and the launch's name differ from step to step, others of ours
+    // must not. (While an
     // earlier job completes, Slurm would take the other node.)
     let show = r#"sh -c 'env | grep -E "^(RANK|LOCAL_|WORLD_|GROUP_|NODE_|MASTER_|NCCL_|CUDA_|TORCH_|PALINGENESIS_)" \
-                  | sed "s/^PALINGENESIS_SET=[^ ]*/PALINGENESIS_SET=/" | sort'"#;
+                  | sed "/^PALINGENESIS_LAUNCH_ID=/d; s/^PALINGENESIS_SET=[^ ]*/PALINGENESIS_SET=/
+                         s/ PALINGENESIS_LAUNCH_ID=[^ ]*//" | sort'"#;
     let step = |environment: &str, options: &str| {
         let said = sandbox.run(&format!("{environment} srun -w n1 -N1 -n1 {options} {show}")).ok();
         assert_eq!(said.err, "", "{environment} srun {options}");
