@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use palingenesis_worker::checkpoint::dcp::{self, Dcp, verify};
-use palingenesis_worker::checkpoint::{Part, PartMut};
+use palingenesis_worker::checkpoint::{Early, Part, PartMut};
 
 const ROUNDS: usize = 7;
 const WANTED: f64 = 0.8;
@@ -45,13 +45,9 @@ fn line(what: &str, bytes: u64, ours: f64, plain: f64) {
 }
 
 /// Writes with what a file takes at once, then waits for the disk.
-fn write(path: &Path, fill: impl FnOnce(&mut File)) -> Duration {
+fn write(path: &Path, fill: impl FnOnce(File) -> std::io::Result<()>) -> Duration {
     let _ = std::fs::remove_file(path);
-    timed(|| {
-        let mut file = File::create(path).unwrap();
-        fill(&mut file);
-        file.sync_all().unwrap();
-    })
+    timed(|| fill(File::create(path).unwrap()).unwrap())
 }
 
 fn main() {
@@ -73,13 +69,23 @@ fn main() {
 
     let mut shard = None;
     let mut times = (Vec::new(), Vec::new(), Vec::new());
-    write(&path, |file| shard = Some(dcp::write_shard(file, &parts, &[]).unwrap()));
-    let shard = shard.unwrap();
+    let mut ours = || {
+        write(&path, |file| {
+            let mut file = Early::new(file);
+            shard = Some(dcp::write_shard(&mut file, &parts, &[])?);
+            file.sync()
+        })
+    };
+    ours();
     let bytes = std::fs::read(&path).unwrap();
     for _ in 0..ROUNDS {
-        times.0.push(write(&path, |file| drop(dcp::write_shard(file, &parts, &[]).unwrap())));
-        times.1.push(write(&plain, |file| file.write_all(&bytes).unwrap()));
+        times.0.push(ours());
+        times.1.push(write(&plain, |mut file| {
+            file.write_all(&bytes)?;
+            file.sync_all()
+        }));
     }
+    let shard = shard.unwrap();
     let ratio = median(times.1.clone()) / median(times.0.clone());
     line("write + fsync", shard.bytes, median(times.0), median(times.1));
     for _ in 0..ROUNDS {

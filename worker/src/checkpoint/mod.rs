@@ -15,6 +15,7 @@
 
 mod choose;
 pub mod dcp;
+mod early;
 mod export;
 mod import;
 mod load;
@@ -35,6 +36,7 @@ use serde::{Deserialize, Serialize};
 use crate::comm::CommError;
 
 pub use choose::{Choice, Chosen, Skipped};
+pub use early::Early;
 pub use export::{Dtype, Export, Exported, Exporter, tokenizer_files};
 pub use import::Import;
 pub use manifest::{FileSum, Manifest, TensorShape};

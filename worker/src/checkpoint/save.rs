@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::dcp::{self, Shard};
+use super::early::Early;
 use super::manifest::{FileSum, Manifest, TensorShape};
 use super::names::{self, DCP, MANIFEST, MARK, Mark};
 use super::together::{agree, together};
@@ -262,15 +263,15 @@ fn is_late(error: &io::Error) -> bool {
 }
 
 fn write_file(path: &Path, parts: &[Part<'_>], objects: &[(&str, &Value)], stop: &AtomicBool) -> io::Result<Shard> {
-    let mut file = Stoppable { file: File::create_new(path)?, stop };
+    let mut file = Stoppable { file: Early::new(File::create_new(path)?), stop };
     let shard = dcp::write_shard(&mut file, parts, objects)?;
-    file.file.sync_all()?;
+    file.file.sync()?;
     Ok(shard)
 }
 
 /// A file that is not written further once another rank has failed.
 struct Stoppable<'a> {
-    file: File,
+    file: Early,
     stop: &'a AtomicBool,
 }
 
@@ -279,8 +280,7 @@ impl Write for Stoppable<'_> {
         if self.stop.load(Ordering::Relaxed) {
             return Err(io::Error::other(STOPPED));
         }
-        // In pieces, for a tensor may be gigabytes.
-        self.file.write(&bytes[..bytes.len().min(64 << 20)])
+        self.file.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
