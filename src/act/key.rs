@@ -84,6 +84,35 @@ impl fmt::Debug for Key {
     }
 }
 
+/// Which end of a connection a tag is of: no tag of one direction fits the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Where rank 0 is.
+    Server,
+    /// Any other.
+    Client,
+}
+
+impl Side {
+    /// A part of what is tagged.
+    #[must_use]
+    pub fn label(self) -> &'static [u8] {
+        match self {
+            Side::Server => b"from server",
+            Side::Client => b"from client",
+        }
+    }
+
+    /// The other end.
+    #[must_use]
+    pub fn other(self) -> Side {
+        match self {
+            Side::Server => Side::Client,
+            Side::Client => Side::Server,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

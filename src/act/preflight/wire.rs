@@ -20,6 +20,7 @@
 //! a frame 1 MiB. GREETING, REPLY, PROOF, frames and `Stop` are the same in every version, so
 //! that a node with another release is told so rather than taken for a stranger.
 
+pub use crate::act::key::Side;
 use crate::act::key::{Key, LENGTH, Tag};
 
 /// Of the messages. Two that differ do not understand each other.
@@ -203,31 +204,6 @@ fn cut(why: &str) -> &str {
         end -= 1;
     }
     &why[..end]
-}
-
-/// Which end of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// Rank 0's node.
-    Server,
-    /// Any other.
-    Client,
-}
-
-impl Side {
-    fn label(self) -> &'static [u8] {
-        match self {
-            Side::Server => b"from server",
-            Side::Client => b"from client",
-        }
-    }
-
-    fn other(self) -> Side {
-        match self {
-            Side::Server => Side::Client,
-            Side::Client => Side::Server,
-        }
-    }
 }
 
 /// The frames of one connection, both ways.

@@ -19,6 +19,7 @@
 
 use std::net::IpAddr;
 
+pub use palingenesis::act::key::Side;
 use palingenesis::act::key::{Key, LENGTH, Tag as Code};
 use palingenesis::config::printable;
 use serde::{Deserialize, Serialize};
@@ -42,36 +43,11 @@ const HELLO_MAX: usize = 1024;
 /// The most that a stranger may send.
 pub const REPLY_MAX: usize = HEAD + HELLO_MAX + LENGTH;
 
-/// Which end of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// Rank 0.
-    Server,
-    /// Another.
-    Client,
-}
-
-impl Side {
-    fn label(self) -> &'static [u8] {
-        match self {
-            Side::Server => b"from server",
-            Side::Client => b"from client",
-        }
-    }
-
-    fn other(self) -> Side {
-        match self {
-            Side::Server => Side::Client,
-            Side::Client => Side::Server,
-        }
-    }
-
-    /// The longest message that this end may send: rank 0 sends every rank's address.
-    fn frame_max(self) -> usize {
-        match self {
-            Side::Server => 16 << 20,
-            Side::Client => 16 << 10,
-        }
+/// The longest message that this end may send: rank 0 sends every rank's address.
+fn frame_max(side: Side) -> usize {
+    match side {
+        Side::Server => 16 << 20,
+        Side::Client => 16 << 10,
     }
 }
 
@@ -319,7 +295,7 @@ impl Session {
     /// which only a world of 50,000 ranks could make.
     pub fn seal(&mut self, message: &Message, out: &mut Vec<u8>) {
         let Ok(content) = serde_json::to_vec(message) else { return };
-        let Some(length) = u32::try_from(content.len()).ok().filter(|_| content.len() <= self.side.frame_max()) else {
+        let Some(length) = u32::try_from(content.len()).ok().filter(|_| content.len() <= frame_max(self.side)) else {
             return;
         };
         let tag = code(self.key.as_ref(), &[self.side.label(), &self.sent.to_be_bytes(), &content]);
@@ -337,7 +313,7 @@ impl Session {
         let Some((header, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
         let length = usize::try_from(u32::from_be_bytes(*header)).map_err(|_| Broken::Foreign)?;
         let from = self.side.other();
-        if length > from.frame_max() {
+        if length > frame_max(from) {
             return Err(Broken::Foreign);
         }
         let whole = length + code_length(self.key.as_ref());
