@@ -2,6 +2,7 @@
 //! what ends it. Which rank this is and how the ranks were brought together is decided
 //! outside; how numbers are computed and files written, in the other modules.
 
+mod export;
 mod metrics;
 mod restarts;
 mod schedule;

@@ -2,13 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::metrics::{self, Reporter, Stragglers, Times, Window};
-use super::{TrainError, learning_rate, restarts, signals};
+use super::{TrainError, export, learning_rate, restarts, signals};
 use crate::checkpoint::{
     CheckpointError, Checkpoints, Chosen, Dtype, Export, Exporter, Import, PartMut, Schedule, TrainState, What, agree,
-    tokenizer_files,
 };
 use crate::comm::{Collective, Tag};
 use crate::config::{Config, ExportDtype, changed};
@@ -68,6 +67,8 @@ struct Training<'a, E: Engine, C: Collective<E>> {
     job: &'a Job<'a>,
     config: &'a Config,
     spec: Spec,
+    /// For config.json, see [`export::special_tokens`].
+    special: Map<String, Value>,
     identity: Value,
     dataset: Dataset,
     batches: Batches,
@@ -278,8 +279,9 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         let config = job.config;
         let train = &config.train;
         let (rank, world) = (comm.rank(), comm.world_size());
-        let spec = spec(config)?;
+        let (spec, described) = spec(config)?;
         let dataset = dataset(config, &spec)?;
+        let special = export::special_tokens(config, &described, dataset.eos());
         let identity = config.identity(&spec.to_hf(), &dataset.fingerprint());
         same_on_all(comm, job, &identity)?;
         let order = Order::new(train.seed, dataset.samples(train.seq_len), config.data.shuffle);
@@ -338,6 +340,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
             job,
             config,
             spec,
+            special,
             identity,
             dataset,
             batches,
@@ -395,15 +398,13 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
     fn export(&mut self) -> Result<()> {
         let rank = self.rank();
         let tensors = names_and_shapes(&self.sharded);
-        let mut copy = self.dataset.tokenizer_files();
-        if let Some(path) = self.config.model.path.as_deref().filter(|_| copy.is_empty()) {
-            copy = tokenizer_files(&[path]);
-        }
+        let copy = export::companions(self.config, self.dataset.tokenizer_files());
+        let config = export::config_json(self.spec.to_hf(), &self.special);
         let dtype = match self.config.checkpoint.export_dtype {
             ExportDtype::F32 => Dtype::F32,
             ExportDtype::Bf16 => Dtype::Bf16,
         };
-        let export = Export { tensors: &tensors, dtype, config: &self.spec.to_hf(), copy: &copy };
+        let export = Export { tensors: &tensors, dtype, config: &config, copy: &copy };
         // The others give rank 0 all units, whatever becomes of them there.
         let mut exporter = (rank == 0).then(|| self.checkpoints.export(&export));
         self.sharded.each_tensor(self.engine, self.comm, |tensor, numbers| {
@@ -518,7 +519,8 @@ fn same_on_all<E: Engine, C: Collective<E>>(comm: &mut C, job: &Job<'_>, identit
     Ok(())
 }
 
-fn spec(config: &Config) -> Result<Spec> {
+/// The model's shape, and the config.json from which it follows.
+fn spec(config: &Config) -> Result<(Spec, Value)> {
     let value = match (&config.model.path, &config.model.shape) {
         (Some(path), _) => {
             let file = path.join("config.json");
@@ -540,7 +542,7 @@ fn spec(config: &Config) -> Result<Spec> {
             "train.seq_len = {seq_len} is more than the model's max_position_embeddings = {most}; {cure}"
         )));
     }
-    Ok(spec)
+    Ok((spec, value))
 }
 
 fn dataset(config: &Config, spec: &Spec) -> Result<Dataset> {
