@@ -116,6 +116,24 @@ fn tokens_are_those_of_hugging_face_and_the_file_is_llm_cs() {
     assert_eq!(about(&again)["shards"].as_array().unwrap().len(), ids.len().div_ceil(100));
 }
 
+/// transformers 5.24 takes the class of the model's family where no tokenizer_config.json
+/// names one, and that class gives this file other ids; see interop/export.py.
+#[test]
+fn a_tokenizer_alone_is_told_to_be_what_its_file_says() {
+    let dir = Dir::new("bare");
+    let (alone, out) = (dir.path("tokenizer.json"), dir.path("out"));
+    fs::copy(fixture("tokenizer.json"), &alone).unwrap();
+    run(&["--out", &out, "--tokenizer", &alone, &fixture("text.txt")]).unwrap();
+    let data = Dataset::open(Path::new(&out)).unwrap();
+    let beside = data.tokenizer_files().into_iter().find(|file| file.ends_with("tokenizer_config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&fs::read(beside).unwrap()).unwrap();
+    assert_eq!(
+        (&config["tokenizer_class"], &config["eos_token"]),
+        (&"PreTrainedTokenizerFast".into(), &"<|endoftext|>".into())
+    );
+    assert_eq!(data.eos(), 0);
+}
+
 #[test]
 fn long_documents_are_whole_and_in_order() {
     let dir = Dir::new("long");

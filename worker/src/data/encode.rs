@@ -12,15 +12,11 @@ use super::{DataError, Result, io, wrong};
 
 /// The token after a document of bytes.
 const BYTES_EOS: &str = "<|endoftext|>";
+/// Says of which class a tokenizer is.
+const CONFIG: &str = "tokenizer_config.json";
 /// What Hugging Face keeps beside tokenizer.json, for whoever loads the trained model.
-const BESIDE: [&str; 6] = [
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-];
+const BESIDE: [&str; 6] =
+    [CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja"];
 /// Names that ends of text have, where tokenizer_config.json names none.
 const USUAL_EOS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>"];
 
@@ -40,14 +36,9 @@ pub struct Encoder {
 impl Encoder {
     /// A token for each byte, and one for the end of a text.
     pub fn bytes() -> Encoder {
-        let config = serde_json::json!({
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": BYTES_EOS,
-            "clean_up_tokenization_spaces": false,
-        });
         let files = vec![
             ("tokenizer.json".to_string(), bytes_tokenizer().to_string().into_bytes()),
-            ("tokenizer_config.json".to_string(), config.to_string().into_bytes()),
+            (CONFIG.to_string(), plain_config(BYTES_EOS)),
         ];
         Encoder { tokenizer: None, vocab: 257, eos: 256, name: "bytes".into(), files }
     }
@@ -82,6 +73,11 @@ impl Encoder {
             if file.is_file() {
                 files.push((name.to_string(), fs::read(&file).map_err(io("cannot be read", &file))?));
             }
+        }
+        // Without it transformers takes the class of the model's family, which splits text in
+        // that family's way, whatever tokenizer.json says.
+        if let Some(token) = tokenizer.id_to_token(eos).filter(|_| files.iter().all(|(name, _)| name != CONFIG)) {
+            files.push((CONFIG.to_string(), plain_config(&token)));
         }
         let name = path.display().to_string();
         Ok(Encoder { tokenizer: Some(tokenizer), vocab, eos, name, files })
@@ -135,7 +131,7 @@ fn find_eos(tokenizer: &HfTokenizer, path: &Path, beside: &Path, asked: Option<&
             .token_to_id(token)
             .map_or_else(|| wrong(format!("--eos '{}' is no token of {}", printable(token), path.display())), Ok);
     }
-    let config: PathBuf = beside.join("tokenizer_config.json");
+    let config: PathBuf = beside.join(CONFIG);
     if config.is_file() {
         let text = fs::read(&config).map_err(io("cannot be read", &config))?;
         let json: serde_json::Value = serde_json::from_slice(&text)
@@ -166,6 +162,16 @@ fn find_eos(tokenizer: &HfTokenizer, path: &Path, beside: &Path, asked: Option<&
         },
         Ok,
     )
+}
+
+/// tokenizer_config.json of a tokenizer that is what its tokenizer.json says.
+fn plain_config(eos: &str) -> Vec<u8> {
+    let config = serde_json::json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": eos,
+        "clean_up_tokenization_spaces": false,
+    });
+    config.to_string().into_bytes()
 }
 
 /// A tokenizer.json whose ids are the bytes, so that what is trained on bytes loads
