@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use palingenesis::config::printable;
 use palingenesis::facts::Environment;
-use palingenesis_worker::comm::control::{Terms, store_key};
+use palingenesis::system::output::to_stderr;
+use palingenesis_worker::comm::control::{self, Terms, store_key};
 use palingenesis_worker::comm::local::Local;
 use palingenesis_worker::comm::recorder::{self, Recorder};
 use palingenesis_worker::comm::tcp::{self, Tcp};
@@ -102,7 +103,7 @@ pub fn run(arguments: Vec<OsString>, started: Instant) -> Result<String, Failed>
 /// One rank of a training.
 fn train(environment: &Environment, config: &Path, overrides: &[String], started: Instant) -> Result<String, Failed> {
     let wrong = |line: String| failed(train::EXIT_CONFIG, line);
-    let config = Config::read(config, overrides).map_err(|error| wrong(error.to_string()))?;
+    let config = Config::read(config, overrides).map_err(|error| unreadable(environment, &error.to_string()))?;
     let ranks = Ranks::of(environment).map_err(wrong)?;
     let host = host_name(environment);
     let job = Job {
@@ -140,6 +141,24 @@ fn train(environment: &Environment, config: &Path, overrides: &[String], started
     }
 }
 
+/// How long a rank that has no configuration looks for the others.
+const TOLD_WITHIN: Duration = Duration::from_secs(30);
+
+/// The configuration may be missing or another on this host alone, and the others would wait
+/// for this rank until comm.start_timeout: they are told, if that needs nothing of it.
+fn unreadable(environment: &Environment, why: &str) -> Failed {
+    let Ok(Some(ranks)) = Ranks::of(environment) else { return failed(train::EXIT_CONFIG, why) };
+    let Ok(key) = store_key(environment, None, ranks.world_size, ranks.local_world_size) else {
+        return failed(train::EXIT_CONFIG, why);
+    };
+    let host = host_name(environment);
+    // First: it may be the last that is heard of this rank.
+    to_stderr(&format!("palingenesis-worker: error: rank {} on {host}: {why}\n", ranks.rank));
+    let (rank, world_size, master) = (ranks.rank, ranks.world_size, ranks.master);
+    control::refuse(&Terms { rank, world_size, host, master, key, start: TOLD_WITHIN, silence: TOLD_WITHIN }, why);
+    failed(train::EXIT_CONFIG, "")
+}
+
 /// Meets the other ranks, and records from then on what it does with them.
 fn join(environment: &Environment, ranks: &Ranks, config: &Config, host: &str) -> Result<Tcp, TrainError> {
     let Ranks { rank, world_size, local_world_size, ref master } = *ranks;
@@ -162,7 +181,7 @@ fn join(environment: &Environment, ranks: &Ranks, config: &Config, host: &str) -
     match std::fs::create_dir_all(&folder).and_then(|()| Recorder::create(&file, rank, world_size, host)) {
         Ok(recorder) => group.control().record(recorder),
         // Nobody needs it until something hangs.
-        Err(error) => palingenesis::system::output::to_stderr(&format!(
+        Err(error) => to_stderr(&format!(
             "palingenesis-worker: warning: {}: {error}: what rank {rank} waits for is not recorded\n",
             file.display()
         )),

@@ -381,6 +381,20 @@ fn a_rank_that_dies_before_all_have_come_is_named() {
 }
 
 #[test]
+fn who_comes_late_is_told_why_there_is_no_training() {
+    let launch = Launch::of(3);
+    let mut ranks: Vec<Rank> = (0..2).map(|rank| launch.rank(rank)).collect();
+    assert_eq!(ranks[1].hears_within(Duration::from_secs(1)), None);
+    ranks.remove(1).signal(libc::SIGKILL);
+    std::thread::sleep(Duration::from_millis(500));
+    ranks.push(launch.rank(2));
+    for rank in &ranks {
+        let line = rank.hears();
+        assert!(line.starts_with("error rank 1 on h1 is gone (its connection was "), "{line}");
+    }
+}
+
+#[test]
 fn a_rank_that_is_stopped_before_all_have_come_is_named() {
     for victim in [0, 1] {
         let launch = Launch { silence: 3.0, ..Launch::of(4) };

@@ -233,6 +233,32 @@ fn ranks_with_different_configurations_do_not_train() {
     }
 }
 
+/// A file that is missing on one node, or another there. The others would wait for
+/// comm.start_timeout, 300 s.
+#[test]
+fn a_rank_without_a_configuration_tells_the_others() {
+    let place = Place::new("unreadable");
+    for alone in [0, 2] {
+        let wrong = |rank| if rank == alone { vec!["train.stepz=3".to_string()] } else { Vec::new() };
+        let ended = end(start_each(&place, 3, &[], wrong));
+        for (rank, Ended { code, said }) in ended.iter().enumerate() {
+            let own = rank as u32 == alone;
+            assert!(if own { *code == Some(78) } else { [Some(75), Some(78)].contains(code) }, "{code:?}: {said}");
+            let last = said.lines().last().unwrap_or_default();
+            assert!(
+                last.contains(&format!("rank {alone} on ")) && last.contains("train.steps"),
+                "{alone}, {rank}: {said}"
+            );
+        }
+    }
+    // The same everywhere: nobody waits for anybody.
+    let since = Instant::now();
+    let ended = end(start(&place, 3, &["train.stepz=3"]));
+    assert_eq!(codes(&ended), [Some(78); 3], "{}{}", ended[0].said, ended[1].said);
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+    assert!(ended.iter().all(|rank| rank.said.lines().count() == 1), "{}{}", ended[0].said, ended[1].said);
+}
+
 #[test]
 fn a_loss_that_is_not_finite_changes_nothing_and_ends_the_training() {
     let place = Place::new("nan");

@@ -113,6 +113,13 @@ pub fn join(terms: &Terms, data_port: u16, shared: &Arc<Shared>) -> Result<(Clie
     Ok((client, (0..).zip(seats).map(peer).collect()))
 }
 
+/// Comes only to say why it will not stay. Where rank 0 is not found nobody can be told.
+pub fn refuse(terms: &Terms, why: &str) {
+    if let Ok(mut link) = search(terms, 0) {
+        say_goodbye(&mut link, Some(why.to_owned()));
+    }
+}
+
 /// Looks for rank 0 at all addresses of its name until it is found.
 fn search(terms: &Terms, data_port: u16) -> Result<Link, CommError> {
     let mut clock = Clock::new();
@@ -390,15 +397,19 @@ impl Client {
         }
     }
 
-    /// Says goodbye, and waits until rank 0 has heard it.
-    fn part(&mut self, why: Option<String>) {
-        self.link.send(&Message::Bye(why));
-        self.link.close();
-        let until = Instant::now() + PARTING;
-        let mut messages = Vec::new();
-        while self.link.receive(&mut messages).is_none() && Instant::now() < until {
-            messages.clear();
-            sockets::wait(&[(self.link.stream.as_fd(), false)], Duration::from_millis(50));
-        }
+    fn part(mut self, why: Option<String>) {
+        say_goodbye(&mut self.link, why);
+    }
+}
+
+/// And waits until rank 0 has heard it.
+fn say_goodbye(link: &mut Link, why: Option<String>) {
+    link.send(&Message::Bye(why));
+    link.close();
+    let until = Instant::now() + PARTING;
+    let mut messages = Vec::new();
+    while link.receive(&mut messages).is_none() && Instant::now() < until {
+        messages.clear();
+        sockets::wait(&[(link.stream.as_fd(), false)], Duration::from_millis(50));
     }
 }

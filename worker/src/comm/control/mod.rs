@@ -411,6 +411,18 @@ impl Drop for Control {
     }
 }
 
+/// For a rank that will not take part, whatever the others do: they are told why, one line,
+/// as a person is to read it, instead of waiting for it. Comes back when all could hear it, or
+/// after `terms.start`.
+pub fn refuse(terms: &Terms, why: &str) {
+    let why = sentence(why);
+    match terms.rank {
+        rank if rank >= terms.world_size || terms.world_size == 1 => {}
+        0 => server::refuse(terms, &why),
+        _ => client::refuse(terms, &why),
+    }
+}
+
 impl std::fmt::Debug for Control {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Control").field("rank", &self.rank).field("hosts", &self.hosts).finish_non_exhaustive()

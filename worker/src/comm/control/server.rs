@@ -43,6 +43,9 @@ const ACCEPTED: usize = 64;
 /// How long a port that is taken is tried again: of a killed job the last may still end.
 const PORT_TAKEN: Duration = Duration::from_secs(3);
 
+/// How long who has not come yet is waited for when there is no training.
+const LATE: Duration = Duration::from_secs(5);
+
 /// When it is first told who is waited for; then after twice the time, but every
 /// [`TELL_MAX`].
 const TELL: Duration = Duration::from_secs(5);
@@ -141,6 +144,8 @@ pub struct Server {
     /// All have come.
     running: bool,
     gone: Vec<Gone>,
+    /// Why there is no training.
+    last: Option<Message>,
     clock: Clock,
     beat: Instant,
     tokens: Vec<u64>,
@@ -200,7 +205,7 @@ pub fn gather(terms: &Terms, data_port: u16, shared: &Arc<Shared>) -> Result<(Se
     loop {
         server.turn();
         if let Some(error) = shared.broken() {
-            server.part();
+            server.linger(LATE.min(terms.start.saturating_sub(server.clock.ran())));
             return Err(error);
         }
         let absent: Vec<u32> =
@@ -233,6 +238,15 @@ pub fn gather(terms: &Terms, data_port: u16, shared: &Arc<Shared>) -> Result<(Se
             tell += tell.min(TELL_MAX);
         }
     }
+}
+
+/// Waits for the other ranks only to tell them why there is no training. Where nobody can
+/// come nobody is told.
+pub fn refuse(terms: &Terms, why: &str) {
+    let Ok(shared) = Shared::new().map(Arc::new) else { return };
+    let Ok(mut server) = Server::new(terms, 0, &shared) else { return };
+    server.stop(format!("rank 0 on {} has ended: {why}", printable(&terms.host)), false);
+    server.linger(terms.start);
 }
 
 impl Server {
@@ -272,6 +286,7 @@ impl Server {
             members,
             running: false,
             gone: Vec::new(),
+            last: None,
             clock: Clock::new(),
             beat: Instant::now(),
             tokens: Vec::new(),
@@ -367,15 +382,31 @@ impl Server {
             why: first.why.clone(),
             at: (!first.said).then_some(at),
         };
-        self.tell(&Message::Verdict(verdict.clone()));
+        self.tell_for_good(Message::Verdict(verdict.clone()));
         self.shared.break_off(verdict.error());
     }
 
     /// No training.
     fn stop(&mut self, why: String, again: bool) {
         let error = stopped(&why, again);
-        self.tell(&Message::Stop { why, again });
+        self.tell_for_good(Message::Stop { why, again });
         self.shared.break_off(error);
+    }
+
+    /// Until those that have not come have been told, too: they would look for rank 0 for as
+    /// long as they may.
+    fn linger(&mut self, limit: Duration) {
+        let until = self.clock.ran() + limit;
+        while self.members.iter().any(Option::is_none) && self.clock.ran() < until {
+            self.turn();
+        }
+        self.part();
+    }
+
+    /// All ranks are told, and those that come later.
+    fn tell_for_good(&mut self, message: Message) {
+        self.tell(&message);
+        self.last = Some(message);
     }
 
     /// All ranks are told.
@@ -589,7 +620,12 @@ impl Server {
         let mut link = Link::new(stream, Session::new(self.key.as_ref(), Side::Server, &greeting, &heard));
         link.push(&wire::proof(self.key.as_ref(), &greeting, &heard));
         match self.admit(version, hello, ip) {
-            Ok(rank) => Some(Connection::Member { rank, link }),
+            Ok(rank) => {
+                if let Some(last) = &self.last {
+                    link.send(last);
+                }
+                Some(Connection::Member { rank, link })
+            }
             Err(why) => {
                 link.send(&Message::Stop { why: why.clone(), again: false });
                 link.close();
