@@ -29,7 +29,8 @@ Exit codes:
    0  all steps are done
    1  failed for a reason that another start does not mend (a loss that is not finite)
    2  the command line makes no sense
-  75  start it again: a rank was lost, storage failed, or a signal came (SIGUSR1 and SIGTERM write a checkpoint first)
+  75  start it again: a rank was lost, storage failed, another training has output_dir, or a signal came (SIGUSR1 and
+      SIGTERM write a checkpoint first)
   76  hold it: several starts in a row got no further
   78  the configuration, the model or the data is wrong
 In slurm.conf: RequeueExit=75 and RequeueExitHold=76.";

@@ -259,6 +259,58 @@ fn a_rank_without_a_configuration_tells_the_others() {
     assert!(ended.iter().all(|rank| rank.said.lines().count() == 1), "{}{}", ended[0].said, ended[1].said);
 }
 
+/// What two nodes see of each other's locks cannot be shown here: all processes have one
+/// kernel.
+#[test]
+fn a_second_training_in_the_same_directory_is_refused_and_the_first_goes_on() {
+    let place = Place::new("twice");
+    let more = ["train.steps=100000", "checkpoint.every=0"];
+    let first = start(&place, 2, &more);
+    wait_for_step(&place, 2);
+    let second = end(start(&place, 2, &["train.steps=100000", "checkpoint.grace=1"]));
+    assert_eq!(codes(&second), [Some(75); 2], "{}{}", second[0].said, second[1].said);
+    let holder = format!("process {} on ", first[0].child.id());
+    for rank in &second {
+        let last = rank.said.lines().last().unwrap_or_default();
+        assert!(
+            last.contains("another training runs in train.output_dir = ") && last.contains(&holder),
+            "{}",
+            rank.said
+        );
+    }
+    let now = losses(&place.dir("output")).last().unwrap().0;
+    wait_for_step(&place, now + 3);
+    // Killed, it leaves the file and no lock: nobody waits.
+    for mut rank in first {
+        rank.signal(libc::SIGKILL);
+        rank.child.wait().unwrap();
+    }
+    assert!(place.dir("output/lock.json").exists());
+    let ended = end(start(&place, 2, &[]));
+    assert_eq!(codes(&ended), [Some(0); 2], "{}", ended[0].said);
+    assert!(!ended[0].said.contains("another training"), "{}", ended[0].said);
+}
+
+/// A job that is started again while its predecessor writes its last checkpoint.
+#[test]
+fn a_predecessor_that_is_about_to_end_is_waited_for() {
+    let place = Place::new("overlap");
+    let first = start(&place, 2, &["train.steps=100000", "checkpoint.every=0"]);
+    wait_for_step(&place, 2);
+    let mut second = start(&place, 1, &["train.steps=100000", "checkpoint.every=0"]);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(second[0].child.try_wait().unwrap().is_none());
+    first[0].signal(libc::SIGTERM);
+    let ended = end(first);
+    assert_eq!(codes(&ended), [Some(75); 2], "{}{}", ended[0].said, ended[1].said);
+    let last = losses(&place.dir("output")).last().unwrap().0;
+    wait_for_step(&place, last + 1);
+    second[0].signal(libc::SIGTERM);
+    let ended = end(second);
+    assert!(ended[0].said.contains("waiting for another training to end"), "{}", ended[0].said);
+    assert!(ended[0].said.contains(&format!("from step-{last}")), "{}", ended[0].said);
+}
+
 #[test]
 fn a_loss_that_is_not_finite_changes_nothing_and_ends_the_training() {
     let place = Place::new("nan");

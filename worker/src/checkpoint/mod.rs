@@ -11,9 +11,11 @@
 //! output_dir/step-500.old-ATTEMPT/          replaced by another step-500; still counts if valid
 //! output_dir/latest -> step-500             a hint for people, never read
 //! output_dir/final/                         the model for transformers
+//! output_dir/lock.json                      locked by the training that runs there
 //! ```
 
 mod choose;
+mod claim;
 pub mod dcp;
 mod early;
 mod export;
@@ -26,6 +28,7 @@ mod save;
 mod together;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -36,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use crate::comm::CommError;
 
 pub use choose::{Choice, Chosen, Skipped};
+pub use claim::FILE as LOCK_FILE;
 pub use early::Early;
 pub use export::{Dtype, Export, Exported, Exporter, tokenizer_files};
 pub use import::Import;
@@ -123,6 +127,9 @@ pub enum CheckpointError {
     /// What was asked for makes no sense: another try gives the same.
     #[error("{0}")]
     Refused(String),
+    /// Another training runs in the same `output_dir`. It may have ended at the next try.
+    #[error("{0}")]
+    Busy(String),
 }
 
 /// A result of this module.
@@ -144,6 +151,8 @@ pub struct Checkpoints {
     /// Step directories whose every byte this process has written or checked, with the
     /// manifest's own checksum. Rank 0's.
     verified: BTreeMap<String, String>,
+    /// The lock on `output_dir`. Rank 0's.
+    held: Option<File>,
 }
 
 impl Checkpoints {
@@ -161,6 +170,7 @@ impl Checkpoints {
             began: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis(),
             attempts: 0,
             verified: BTreeMap::new(),
+            held: None,
         }
     }
 

@@ -101,6 +101,7 @@ enum Fault {
     Storage(String),
     Damaged(String),
     Refused(String),
+    Busy(String),
 }
 
 /// What rank 0 found, on all ranks; theirs is not looked at. An error of rank 0 becomes an
@@ -119,6 +120,7 @@ where
             Err(CheckpointError::Storage(text)) => Err(Fault::Storage(text)),
             Err(CheckpointError::Damaged(text)) => Err(Fault::Damaged(text)),
             Err(CheckpointError::Refused(text)) => Err(Fault::Refused(text)),
+            Err(CheckpointError::Busy(text)) => Err(Fault::Busy(text)),
             // The others know it by themselves, and nothing can be told them.
             Err(error @ CheckpointError::Comm(_)) => return Err(error),
         };
@@ -131,6 +133,7 @@ where
         Fault::Storage(text) => CheckpointError::Storage(text),
         Fault::Damaged(text) => CheckpointError::Damaged(text),
         Fault::Refused(text) => CheckpointError::Refused(text),
+        Fault::Busy(text) => CheckpointError::Busy(text),
     })
 }
 

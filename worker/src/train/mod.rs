@@ -30,7 +30,8 @@ pub const EXIT_DONE: u8 = 0;
 pub const EXIT_FAILED: u8 = 1;
 /// The command line makes no sense.
 pub const EXIT_USAGE: u8 = 2;
-/// A rank was lost, storage failed or a signal came: start it again (EX_TEMPFAIL).
+/// A rank was lost, storage failed, another training has output_dir or a signal came: start
+/// it again (EX_TEMPFAIL).
 pub const EXIT_RETRY: u8 = 75;
 /// Started again several times without getting further: hold it (EX_PROTOCOL's number).
 pub const EXIT_NO_PROGRESS: u8 = 76;

@@ -290,6 +290,8 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         let sequences = train.micro_batch_size.min(train.global_batch_size.div_ceil(world as usize));
 
         let mut checkpoints = Checkpoints::new(&train.output_dir, job.launch, job.host, PATIENCE);
+        let wait = Duration::from_secs(config.checkpoint.grace);
+        checkpoints.claim(comm, wait, &tell)?;
         let mut notice = |text: &str| tell(text);
         let choice = checkpoints.choose(comm, &train.resume_from, &mut notice)?;
         if rank == 0 {
