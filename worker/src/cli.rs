@@ -15,7 +15,7 @@ use palingenesis_worker::comm::local::Local;
 use palingenesis_worker::comm::recorder::{self, Recorder};
 use palingenesis_worker::comm::tcp::{self, Tcp};
 use palingenesis_worker::config::Config;
-use palingenesis_worker::data::prepare;
+use palingenesis_worker::data::{Dataset, prepare};
 use palingenesis_worker::engine::Cpu;
 use palingenesis_worker::train::{self, End, Job, TrainError, signals};
 
@@ -60,6 +60,11 @@ struct Arguments {
 enum Command {
     /// Makes token shards of text files.
     Prepare(prepare::PrepareArgs),
+    /// Reads all token shards of a data directory and compares their checksums
+    Check {
+        /// made by prepare
+        data: PathBuf,
+    },
     /// Says from ranks' flight recorders who waits for whom.
     Recorder {
         /// recorder files of all ranks
@@ -95,6 +100,12 @@ pub fn run(arguments: Vec<OsString>, started: Instant) -> Result<String, Failed>
             Ok(summary) => Ok(format!("{summary}\n")),
             Err(error) => Err(failed(TrainError::from(error.clone()).exit_code(), error)),
         },
+        Some(Command::Check { data }) => {
+            match Dataset::open(&data).and_then(|found| found.verify(0, 1).map(|()| found)) {
+                Ok(found) => Ok(format!("{}: {} bytes are as prepare wrote them\n", data.display(), found.bytes())),
+                Err(error) => Err(failed(TrainError::from(error.clone()).exit_code(), error)),
+            }
+        }
         Some(Command::Recorder { files }) => recorder::merge(&files).map_err(|line| failed(train::EXIT_FAILED, line)),
         Some(Command::Config) => Ok(palingenesis_worker::config::describe()),
         None => train(&environment, &arguments.config.unwrap_or_default(), &arguments.overrides, started),

@@ -212,7 +212,8 @@ fn what_is_wrong_with_the_configuration_is_told_with_78() {
     for (more, word) in [
         (vec!["train.stepz=3"], "steps"),
         (vec!["train.seq_len=4096"], "max_position_embeddings"),
-        (vec!["model.shape.vocab_size=100"], "vocab_size"),
+        // Bytes and the end of a text: said by data.json, not found by looking at all tokens.
+        (vec!["model.shape.vocab_size=100"], "token ids up to 256, the model's vocab_size is 100"),
         (vec!["data.path=/nowhere"], "/nowhere"),
         (vec!["model.shape.model_type=qwen3_moe"], "qwen3_moe"),
     ] {
@@ -309,6 +310,30 @@ fn a_predecessor_that_is_about_to_end_is_waited_for() {
     let ended = end(second);
     assert!(ended[0].said.contains("waiting for another training to end"), "{}", ended[0].said);
     assert!(ended[0].said.contains(&format!("from step-{last}")), "{}", ended[0].said);
+}
+
+/// One rank reads the only shard; the others hear of it.
+#[test]
+fn a_flipped_byte_of_the_data_is_found_before_the_first_step() {
+    let place = Place::new("flipped");
+    let shard = place.dir("data/tokens-00000.bin");
+    let mut bytes = fs::read(&shard).unwrap();
+    // 'a' or any other byte becomes another one that the vocabulary has.
+    let last = bytes.len() - 100;
+    bytes[last] ^= 1;
+    fs::remove_file(&shard).unwrap();
+    fs::write(&shard, bytes).unwrap();
+    let ended = end(start(&place, 2, &[]));
+    assert_eq!(codes(&ended), [Some(78), Some(75)], "{}{}", ended[0].said, ended[1].said);
+    for rank in &ended {
+        let line = rank.said.lines().last().unwrap_or_default();
+        assert!(line.contains("rank 0 on ") && line.contains("tokens-00000.bin do not have the checksum"), "{line}");
+    }
+    assert!(!place.dir("output/metrics.jsonl").exists());
+    let mut check = Command::new(env!("CARGO_BIN_EXE_palingenesis-worker"));
+    let output = check.arg("check").arg(place.dir("data")).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(78) && said.contains("tokens-00000.bin"), "{said}");
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! A directory of token shards as `palingenesis-worker prepare` makes it: `data.json` says
 //! what is in it, the shards are mapped, and sequences are cut from them as if they were one.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
 use super::shard::Shard;
-use super::{DataError, Result, io, wrong};
+use super::{Check, DataError, Result, io, wrong};
 
 /// The file that describes the directory.
 pub const ABOUT: &str = "data.json";
@@ -250,27 +250,27 @@ impl Dataset {
         Ok(())
     }
 
-    /// Reads shards in full and compares their checksums: the `part`-th, from 0, of `parts`
-    /// equal parts of them, so that ranks can share the work.
+    /// What reads shards in full and compares their checksums: the `part`-th, from 0, of
+    /// `parts` equal parts of them, so that ranks can share the work.
+    #[must_use]
+    pub fn check(&self, part: usize, parts: usize) -> Check {
+        let shards = self.about.shards.iter().skip(part).step_by(parts.max(1));
+        let shards = shards.map(|shard| (shard.file.clone(), shard.crc32.clone())).collect();
+        Check { directory: self.dir.clone(), shards }
+    }
+
+    /// The same at once.
     ///
     /// # Errors
     /// Names every damaged one.
     pub fn verify(&self, part: usize, parts: usize) -> Result<()> {
-        let mut damaged = BTreeSet::new();
-        for (shard, told) in self.shards.iter().zip(&self.about.shards).skip(part).step_by(parts.max(1)) {
-            if format!("{:08x}", shard.crc32()) != told.crc32 {
-                damaged.insert(told.file.as_str());
-            }
-        }
-        if damaged.is_empty() {
-            return Ok(());
-        }
-        let names: Vec<&str> = damaged.into_iter().collect();
-        wrong(format!(
-            "{}: damaged: the contents of {} do not have the checksum of data.json; prepare the data again",
-            self.dir.display(),
-            names.join(", ")
-        ))
+        self.check(part, parts).run(&AtomicBool::new(false))
+    }
+
+    /// Of all shards, with their headers.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.shards.iter().map(Shard::bytes).sum()
     }
 }
 

@@ -4,6 +4,7 @@
 //! ranks; nothing here knows of a model.
 
 mod batches;
+mod check;
 mod dataset;
 mod documents;
 mod encode;
@@ -12,6 +13,7 @@ pub mod prepare;
 mod shard;
 
 pub use batches::Batches;
+pub use check::{Beside, Check};
 pub use dataset::Dataset;
 pub use order::Order;
 

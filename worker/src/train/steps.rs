@@ -11,7 +11,7 @@ use crate::checkpoint::{
 };
 use crate::comm::{Collective, Tag};
 use crate::config::{Config, ExportDtype, changed};
-use crate::data::{Batches, Dataset, Order};
+use crate::data::{Batches, Beside, Dataset, Order};
 use crate::engine::{AdamW, Engine};
 use crate::model::{Model, Spec, initial};
 use crate::shard::{Batch, ShardError, Sharded};
@@ -71,6 +71,8 @@ struct Training<'a, E: Engine, C: Collective<E>> {
     special: Map<String, Value>,
     identity: Value,
     dataset: Dataset,
+    /// Of this rank's part of the shards.
+    data_check: Beside,
     batches: Batches,
     sharded: Sharded<E>,
     model: Model<E>,
@@ -140,6 +142,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
     /// One optimizer step.
     fn step(&mut self) -> Result<Outcome> {
         let (config, rank, world) = (&self.config.train, self.rank(), self.world());
+        self.data_check.is_over(Duration::ZERO)?;
         let begun = Instant::now();
         let mut loss = 0.0;
         // Gradients are those of the mean over all tokens of the global batch.
@@ -281,6 +284,13 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         let (rank, world) = (comm.rank(), comm.world_size());
         let (spec, described) = spec(config)?;
         let dataset = dataset(config, &spec)?;
+        let mut data_check = dataset.check(rank as usize, world as usize).beside()?;
+        if !data_check.is_over(AT_FIRST)? && rank == 0 {
+            let gigabytes = dataset.bytes() as f64 / 1e9;
+            tell(&format!(
+                "the data's checksums are compared beside the training, {gigabytes:.1} GB by all ranks together"
+            ));
+        }
         let special = export::special_tokens(config, &described, dataset.eos());
         let identity = config.identity(&spec.to_hf(), &dataset.fingerprint());
         same_on_all(comm, job, &identity)?;
@@ -345,6 +355,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
             special,
             identity,
             dataset,
+            data_check,
             batches,
             sharded,
             model,
@@ -474,6 +485,9 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         Ok(())
     }
 }
+
+/// What is checked within this time is known to be right before the first step.
+const AT_FIRST: Duration = Duration::from_millis(200);
 
 /// A file that another node has just made may take so long to be seen (NFS).
 const PATIENCE: Duration = Duration::from_secs(60);
