@@ -165,6 +165,36 @@ fn a_signal_writes_a_checkpoint_and_asks_for_another_start() {
     }
 }
 
+/// Slurm's KillWait would end a save that cannot be done in time.
+#[test]
+fn a_save_that_took_too_long_before_is_not_begun_on_a_signal() {
+    let place = Place::new("slow-save");
+    let (more, file) = (["train.steps=100000", "checkpoint.every=2"], place.dir("output/restarts.json"));
+    let ranks = start(&place, 2, &more);
+    wait_for_step(&place, 5);
+    for mut rank in ranks {
+        rank.signal(libc::SIGKILL);
+        rank.child.wait().unwrap();
+    }
+    let mut restarts: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert!(restarts["save_ms"].as_u64().unwrap() > 0, "{restarts}");
+
+    for (save_ms, saves) in [(3_600_000, false), (1, true)] {
+        restarts["save_ms"] = save_ms.into();
+        fs::write(&file, restarts.to_string()).unwrap();
+        fs::remove_file(place.dir("output/metrics.jsonl")).unwrap();
+        let ranks = start(&place, 2, &["train.steps=100000", "checkpoint.every=0"]);
+        wait_for_step(&place, 1);
+        ranks[1].signal(libc::SIGTERM);
+        let ended = end(ranks);
+        assert_eq!(codes(&ended), [Some(75); 2], "{}{}", ended[0].said, ended[1].said);
+        let last = losses(&place.dir("output")).last().unwrap().0;
+        assert_eq!(place.dir("output").join(format!("step-{last}")).is_dir(), saves, "{}", ended[0].said);
+        let told = ended[0].said.contains("a checkpoint takes 3600.0 s, more than checkpoint.grace = 30 leaves");
+        assert_eq!(told, !saves, "{}", ended[0].said);
+    }
+}
+
 #[test]
 fn a_second_signal_ends_at_once() {
     let place = Place::new("second");

@@ -1,8 +1,10 @@
-//! Restarts that bring nothing: counted in a small file of output_dir, so that a training
-//! that always fails at the same place is not started for ever.
+//! What one start leaves for the next beside checkpoints, in a small file of output_dir: how
+//! many of them brought nothing, so that a training that always fails at the same place is
+//! not started for ever, and how long a save took.
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +20,9 @@ pub struct Restarts {
     pub starts: u64,
     /// Starts in a row, up to the last, that went on from no later step than the one before.
     pub fruitless: u32,
+    /// How long the last save took; 0 without one.
+    #[serde(default)]
+    pub save_ms: u64,
 }
 
 /// Counts a start that goes on from `step` and writes the file. A file that is not
@@ -26,19 +31,34 @@ pub struct Restarts {
 /// # Errors
 /// The file system's.
 pub fn count(output: &Path, step: u64) -> io::Result<Restarts> {
-    let file = output.join(FILE);
-    let before = std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice::<Restarts>(&bytes).ok());
-    let now = match before {
-        None => Restarts { step, starts: 0, fruitless: 0 },
-        Some(last) if step > last.step => Restarts { step, starts: last.starts.saturating_add(1), fruitless: 0 },
+    let now = match read(output) {
+        None => Restarts { step, ..Restarts::default() },
         Some(last) => {
-            Restarts { step, starts: last.starts.saturating_add(1), fruitless: last.fruitless.saturating_add(1) }
+            let fruitless = if step > last.step { 0 } else { last.fruitless.saturating_add(1) };
+            Restarts { step, starts: last.starts.saturating_add(1), fruitless, save_ms: last.save_ms }
         }
     };
-    let new = output.join(format!("{FILE}.tmp"));
-    std::fs::write(&new, serde_json::to_vec(&now)?)?;
-    std::fs::rename(&new, &file)?;
+    write(output, now)?;
     Ok(now)
+}
+
+/// Keeps how long a save took. Without it the next start only tries a save for which there
+/// may be no time.
+pub fn remember_save(output: &Path, took: Duration) {
+    let save_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX).max(1);
+    if let Some(last) = read(output) {
+        let _ = write(output, Restarts { save_ms, ..last });
+    }
+}
+
+fn read(output: &Path) -> Option<Restarts> {
+    serde_json::from_slice(&std::fs::read(output.join(FILE)).ok()?).ok()
+}
+
+fn write(output: &Path, restarts: Restarts) -> io::Result<()> {
+    let new = output.join(format!("{FILE}.tmp"));
+    std::fs::write(&new, serde_json::to_vec(&restarts)?)?;
+    std::fs::rename(&new, output.join(FILE))
 }
 
 /// Forgets what was counted: the training is over.
@@ -61,5 +81,17 @@ mod tests {
         forget(&directory);
         assert_eq!(fruitless(0), 0);
         std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn how_long_a_save_took_is_known_to_the_next_start() {
+        let directory = tempfile::tempdir().unwrap();
+        let took = |milliseconds| remember_save(directory.path(), Duration::from_millis(milliseconds));
+        took(5);
+        assert_eq!(read(directory.path()), None, "no start was counted");
+        std::fs::write(directory.path().join(FILE), b"{\"step\":3,\"starts\":1,\"fruitless\":1}").unwrap();
+        assert_eq!(count(directory.path(), 3).unwrap(), Restarts { step: 3, starts: 2, fruitless: 2, save_ms: 0 });
+        took(1500);
+        assert_eq!(count(directory.path(), 4).unwrap(), Restarts { step: 4, starts: 3, fruitless: 0, save_ms: 1500 });
     }
 }

@@ -85,8 +85,11 @@ struct Training<'a, E: Engine, C: Collective<E>> {
     times: Times,
     /// The step of the newest checkpoint.
     kept: u64,
-    /// How long the slowest save took, seconds.
+    /// How long the slowest save of this start took, seconds; before it has made one, the last
+    /// one of the start before.
     save_time: f64,
+    /// Whether it has made one.
+    saved: bool,
     skipped_in_a_row: u64,
 }
 
@@ -314,8 +317,9 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         state.schedule =
             Schedule { steps: train.steps, warmup_steps: train.warmup_steps, lr: train.lr, min_lr: train.min_lr };
         // A start at the end has nothing to get further with.
+        let mut save_time = 0.0;
         if state.step < train.steps {
-            count_start(comm, config, state.step)?;
+            save_time = count_start(comm, config, state.step)?;
         }
 
         let mut sharded = Sharded::new(engine, spec.units(), sequences, train.seq_len * spec.hidden, rank, world)?;
@@ -364,7 +368,8 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
             reporter,
             stragglers: Stragglers::default(),
             times: Times::default(),
-            save_time: 0.0,
+            save_time,
+            saved: false,
             skipped_in_a_row: 0,
         };
         training.tell_start(choice.chosen.as_ref().map(|chosen| chosen.name.as_str()));
@@ -398,7 +403,12 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         let saved = self.checkpoints.save(self.comm, what)?;
         drop(snapshot);
         self.kept = step;
-        self.save_time = self.save_time.max(saved.took.as_secs_f64());
+        let before = if self.saved { self.save_time } else { 0.0 };
+        self.save_time = before.max(saved.took.as_secs_f64());
+        self.saved = true;
+        if self.rank() == 0 {
+            restarts::remember_save(&self.config.train.output_dir, saved.took);
+        }
         let purged = self.checkpoints.purge(self.comm, self.config.checkpoint.keep, &mut |text| tell(text))?;
         let seconds = saved.took.as_secs_f64();
         self.event("checkpoint", json!({ "step": step, "bytes": saved.bytes, "seconds": seconds }));
@@ -602,8 +612,9 @@ fn resumed(config: &Config, identity: &Value, chosen: &Chosen, tells: bool) -> R
     Ok(state)
 }
 
-/// Rank 0 counts this start; too many without progress end here.
-fn count_start<E: Engine, C: Collective<E>>(comm: &mut C, config: &Config, step: u64) -> Result<()> {
+/// Rank 0 counts this start; too many without progress end here. Gives how long the last save
+/// took, seconds.
+fn count_start<E: Engine, C: Collective<E>>(comm: &mut C, config: &Config, step: u64) -> Result<f64> {
     let output = &config.train.output_dir;
     let count = || {
         std::fs::create_dir_all(output)
@@ -621,5 +632,5 @@ fn count_start<E: Engine, C: Collective<E>>(comm: &mut C, config: &Config, step:
             output.join(restarts::FILE).display()
         )));
     }
-    Ok(())
+    Ok(counted.save_ms as f64 / 1000.0)
 }
