@@ -342,6 +342,21 @@ fn a_predecessor_that_is_about_to_end_is_waited_for() {
     assert!(ended[0].said.contains(&format!("from step-{last}")), "{}", ended[0].said);
 }
 
+/// Four ranks on two CPUs were told that they keep the others waiting.
+#[test]
+fn ranks_that_share_cpus_are_told_so_and_not_that_one_is_slow() {
+    let place = Place::new("sharing");
+    let cpus = palingenesis::system::affinity::mask().unwrap().len();
+    for (threads, shared) in [(cpus, true), (cpus / 2, false)] {
+        let threads = format!("train.threads={}", threads.max(1));
+        let output = format!("train.output_dir={}", place.dir(&format!("output-{shared}")).display());
+        let ended = end(start(&place, 2, &[&threads, &output, "train.steps=6"]));
+        assert_eq!(codes(&ended), [Some(0); 2], "{}", ended[0].said);
+        let told = ended[0].said.contains("2 of 2 ranks compute with more threads than they have CPUs");
+        assert_eq!(told, shared || cpus == 1, "{cpus} CPUs, {threads}: {}", ended[0].said);
+    }
+}
+
 /// One rank reads the only shard; the others hear of it.
 #[test]
 fn a_flipped_byte_of_the_data_is_found_before_the_first_step() {

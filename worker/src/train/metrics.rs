@@ -65,6 +65,8 @@ pub fn peak_memory() -> f64 {
 pub struct Stragglers {
     /// Windows in a row in which each rank was slow.
     slow: Vec<u32>,
+    /// Ranks whose speed says nothing of them: they share CPUs with others.
+    left_out: Vec<bool>,
 }
 
 impl Stragglers {
@@ -72,8 +74,14 @@ impl Stragglers {
     const SCORE: f64 = 0.75;
     /// For so many windows in a row.
     const WINDOWS: u32 = 3;
-    /// Shorter ones say nothing, seconds.
-    const SHORTEST: f64 = 0.1;
+    /// Shorter ones say nothing, seconds: the kernel's other work is as long.
+    const SHORTEST: f64 = 0.5;
+
+    /// Of these, by rank, none is told of that is left out.
+    #[must_use]
+    pub fn without(left_out: Vec<bool>) -> Stragglers {
+        Stragglers { left_out, ..Stragglers::default() }
+    }
 
     /// Takes one window's times by rank; gives the ranks to tell of, each with its score,
     /// once as long as it stays slow.
@@ -83,7 +91,8 @@ impl Stragglers {
         let mut found = Vec::new();
         for (rank, (own, slow)) in times.iter().zip(&mut self.slow).enumerate() {
             let score = own.per_sequence().filter(|_| own.compute >= Self::SHORTEST).map_or(1.0, |own| fastest / own);
-            *slow = if score < Self::SCORE { *slow + 1 } else { 0 };
+            let counts = score < Self::SCORE && !self.left_out.get(rank).is_some_and(|left_out| *left_out);
+            *slow = if counts { *slow + 1 } else { 0 };
             if *slow == Self::WINDOWS {
                 found.push((rank, score));
             }
@@ -250,6 +259,14 @@ mod tests {
         stragglers.window(&window);
         assert_eq!(stragglers.window(&window), []);
         assert_eq!(stragglers.window(&window), [(2, 0.5)]);
+    }
+
+    #[test]
+    fn ranks_that_share_cpus_are_left_out() {
+        let mut stragglers = Stragglers::without(vec![false, true, false]);
+        let window = [rank(1.0, 4.0), rank(2.0, 4.0), rank(2.0, 4.0)];
+        let found: Vec<_> = (0..3).map(|_| stragglers.window(&window)).collect();
+        assert_eq!(found, [vec![], vec![], vec![(2, 0.5)]]);
     }
 
     /// With uneven batches a rank may have twice as many, or none.

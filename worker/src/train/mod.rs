@@ -4,6 +4,7 @@
 
 mod export;
 mod metrics;
+mod places;
 mod restarts;
 mod schedule;
 pub mod signals;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use super::metrics::{self, Reporter, Stragglers, Times, Window};
+use super::places::{Place, sharing};
 use super::{TrainError, export, learning_rate, restarts, signals};
 use crate::checkpoint::{
     CheckpointError, Checkpoints, Chosen, Dtype, Export, Exporter, Import, PartMut, Schedule, TrainState, What, agree,
@@ -343,6 +344,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
             })?,
         }
 
+        let stragglers = Stragglers::without(who_shares(comm, job)?);
         let mut reporter = None;
         if rank == 0 {
             let opened = Reporter::open(&train.output_dir, train.steps, state.step);
@@ -366,7 +368,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
             checkpoints,
             state,
             reporter,
-            stragglers: Stragglers::default(),
+            stragglers,
             times: Times::default(),
             save_time,
             saved: false,
@@ -509,6 +511,23 @@ fn names_and_shapes<E: Engine>(sharded: &Sharded<E>) -> Vec<(String, Vec<usize>)
 
 fn tell(text: &str) {
     palingenesis::system::output::to_stderr(&format!("palingenesis-worker: {text}\n"));
+}
+
+/// By rank, whether it shares CPUs with others by how they were placed, which rank 0 tells.
+fn who_shares<E: Engine, C: Collective<E>>(comm: &mut C, job: &Job<'_>) -> Result<Vec<bool>> {
+    let own = serde_json::to_vec(&Place::own(job.host, job.config.train.threads)).unwrap_or_default();
+    let all = comm.exchange(Tag::of("places", 0), &own)?;
+    let places: Vec<Place> = all.iter().map(|bytes| serde_json::from_slice(bytes).unwrap_or_default()).collect();
+    let sharing = sharing(&places);
+    let many = sharing.iter().filter(|shares| **shares).count();
+    if comm.rank() == 0 && many > 0 {
+        tell(&format!(
+            "{many} of {} ranks compute with more threads than they have CPUs: bind each to its own (srun --cpu-bind=cores) \
+             or lower train.threads, if that was not meant; none of them is told to be slow",
+            sharing.len()
+        ));
+    }
+    Ok(sharing)
 }
 
 /// Ranks that were given different things would compute nonsense, or wait for each other.
