@@ -4,6 +4,7 @@
 pub mod binding;
 pub mod directories;
 pub mod environment;
+pub mod exchange;
 pub mod exits;
 pub mod key;
 pub mod launch;

@@ -96,6 +96,11 @@ pub const KEYS: &[Key] = &[
         meaning: "on, or the bare word: ranks that share CPUs get whole cores of their own",
     },
     Key {
+        name: "store",
+        value: "off|on",
+        meaning: "on, or the bare word: tasks get PALINGENESIS_STORE_KEY, as the worker's do, for palingenesis_exchange_id",
+    },
+    Key {
         name: "rails",
         value: "1-16",
         meaning: "network cards in UCX_NET_DEVICES for each rank, the nearest first (default: the nearest)",
@@ -498,6 +503,8 @@ pub struct Settings {
     pub isolate: Isolate,
     /// Whether ranks that share CPUs get cores of their own.
     pub exclusive: Switch,
+    /// Whether tasks get PALINGENESIS_STORE_KEY that are not the worker's.
+    pub store: Switch,
     /// Network cards in UCX_NET_DEVICES for each rank.
     pub rails: Option<u8>,
     /// Whether NCCL_IB_GID_INDEX is chosen.
@@ -669,7 +676,7 @@ impl Settings {
             "debug" => self.debug = true,
             "deterministic" => self.deterministic = true,
             "isolate" => return self.set("isolate", "env", source, profiles),
-            "exclusive" => return self.set("exclusive", "on", source, profiles),
+            "exclusive" | "store" => return self.set(word, "on", source, profiles),
             _ if Profile::named(word).is_some() || profiles.iter().any(|name| name == word) => {
                 return self.set("profile", word, source, profiles);
             }
@@ -728,6 +735,7 @@ impl Settings {
             "mem" => self.mem = chosen(key, value, Memory::ALL, source)?,
             "isolate" => self.isolate = chosen(key, value, Isolate::ALL, source)?,
             "exclusive" => self.exclusive = chosen(key, value, Switch::ALL, source)?,
+            "store" => self.store = chosen(key, value, Switch::ALL, source)?,
             "gid" => self.gid = chosen(key, value, Gid::ALL, source)?,
             "nic-down" => self.nic_down = chosen(key, value, NicDown::ALL, source)?,
             "rails" => {
@@ -809,6 +817,7 @@ impl Settings {
             "mem" => Some(self.mem.name().into()),
             "isolate" => Some(self.isolate.name().into()),
             "exclusive" => Some(self.exclusive.name().into()),
+            "store" => Some(self.store.name().into()),
             "gid" => Some(self.gid.name().into()),
             "nic-down" => Some(self.nic_down.name().into()),
             "rails" => self.rails.map(|rails| rails.to_string()),
@@ -923,6 +932,7 @@ impl Settings {
                 "mem" => self.mem = site.mem,
                 "isolate" => self.isolate = site.isolate,
                 "exclusive" => self.exclusive = site.exclusive,
+                "store" => self.store = site.store,
                 "gid" => self.gid = site.gid,
                 "nic-down" => self.nic_down = site.nic_down,
                 "rails" => self.rails = site.rails,
@@ -1355,6 +1365,8 @@ mod tests {
             "bind=mem+cpu",
             "isolate,exclusive",
             "mem=prefer,isolate=off,exclusive=off,nic-down=warn",
+            "store",
+            "store=off,port=20000",
             "mem=bind,isolate=env,exclusive=on,rails=16,nic-down=fail",
         ] {
             let settings = parse(spec).unwrap();

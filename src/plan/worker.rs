@@ -7,7 +7,7 @@
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::config::{Launch, Settings, printable};
+use crate::config::{Launch, Settings, Switch, printable};
 use crate::facts::program::shown;
 use crate::facts::task::Container;
 use crate::facts::{Environment, Program, Step};
@@ -166,12 +166,19 @@ pub(super) fn decide(plan: &mut Plan, facts: &Facts, settings: &Settings) -> Res
     if facts.environment.get(ARGUMENT_VARIABLE).is_some() {
         plan.unset(ARGUMENT_VARIABLE, "inherited; it was meant for another step's worker");
     }
-    match facts.store_key.filter(|_| plan.step.shape == Shape::Worker) {
-        Some(key) => plan.set(
+    let (worker, asked) = (plan.step.shape == Shape::Worker, settings.store == Switch::On);
+    match facts.store_key.filter(|_| worker || asked) {
+        Some(key) if worker => plan.set(
             STORE_KEY,
             key,
             Origin::Step,
             "of this launch alone: by it the workers know each other at the store",
+        ),
+        Some(key) => plan.set(
+            STORE_KEY,
+            key,
+            if settings.is_of_site("store") { Origin::Site } else { Origin::Option },
+            "of this launch alone: by it the ranks know each other in palingenesis_exchange_id",
         ),
         None if facts.environment.get(STORE_KEY).is_some() => {
             plan.unset(STORE_KEY, "inherited; it belongs to another launch's workers");
