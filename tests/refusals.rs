@@ -321,11 +321,14 @@ fn a_hostile_environment_starts_its_ranks_and_moves_no_cursor() {
                NCCL_CONF_FILE=$'/tmp/\\033[2J' MY_TOKEN=hf_secret NCCL_X_KEY=hf_secret FI_EFA_TOKEN=hf_secret";
     for options in ["", "=show", "=debug,show"] {
         let line = format!(
-            "env {made_up} {odd} srun -Q -N2 -n2 --palingenesis{options} sh -c 'echo rank $RANK $HF_HOME.' | sort"
+            "env {made_up} {odd} srun -Q -N2 -n2 --palingenesis{options} sh -c \
+             'echo rank $RANK $HF_HOME. ${{PALINGENESIS_STORE_KEY-none}}' | sort"
         );
         let said = sandbox.run(&line);
         assert_eq!(said.code, 0, "{options}: {}", said.err.chars().take(4000).collect::<String>());
         assert!(said.out.starts_with("rank 0 /caf") && said.out.contains("rank 1 /caf"), "{options}: {said:?}");
+        // A key of another launch, or one that somebody made up, is no rank's.
+        assert!(said.out.lines().all(|line| line.ends_with(". none")), "{options}: {said:?}");
         let odd = said.err.chars().find(|c| c.is_control() && *c != '\n');
         assert!(odd.is_none() && !said.err.contains("hf_secret"), "{options}: {odd:?} {}", said.err);
         let longest = said.err.lines().map(str::len).max().unwrap_or(0);
@@ -338,4 +341,51 @@ fn a_hostile_environment_starts_its_ranks_and_moves_no_cursor() {
         "PALINGENESIS_OPT_LOCAL=\"$(echo \"{long}\" | sed 's/ /%20/g')\" srun -N2 --palingenesis-cache=\"{long}\" --palingenesis $RUN"
     );
     assert_refused(&try_it(&sandbox, &line), "too long", &["PALINGENESIS_OPT_*", "more than 2048"]);
+}
+
+/// Where srun's host lacks the plugin, or somebody has an srun of his own, the nodes find
+/// what the user made up in place of what ours would hand over. It is the user's own word
+/// and no more: read as the user, one line each, and no node is worse off.
+#[test]
+fn what_is_made_up_in_place_of_srun_s_words_is_the_user_s_own_word() {
+    let arguments = ["--nodes", "2", "--cores", "4", "--namespace-per-node"];
+    let Some(sandbox) = Sandbox::up("refusals-made-up", &arguments) else { return };
+    load(&sandbox, "required", "");
+    sandbox.run_as(&["--as-root"], "mount --bind /dev/null /etc/slurm/plugstack.conf", 20).ok();
+    assert!(!sandbox.run("srun --help").ok().out.contains("--palingenesis"), "srun has the plugin");
+    let step = |made_up: &str, then: &str| {
+        let words = made_up.split(' ').map(|word| format!("SLURM_PALINGENESIS_{word}")).collect::<Vec<_>>().join(" ");
+        let said = sandbox.run(&format!(
+            "env {words} srun -Q -N2 -n2 sh -c 'echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR, left: \
+             $(env | grep -c ^SLURM_PALINGENESIS_); {then}' >$HOME/out; code=$?; sort $HOME/out; exit $code"
+        ));
+        let odd = said.err.chars().find(|c| c.is_control() && *c != '\n');
+        assert!(odd.is_none() && !said.err.contains("internal fault"), "{made_up}: {odd:?} {said:?}");
+        said
+    };
+    let ranks = "rank 0 of 2 at n1, left: 0\nrank 1 of 2 at n1, left: 0\n";
+    let said = step("SPEC=preflight=off", "true").ok();
+    assert_eq!((said.out.as_str(), said.err.as_str()), (ranks, ""));
+
+    let said = step("SPEC=$'no\\n\\e[2Jsense'", "true");
+    assert_eq!((said.code, said.out.as_str(), said.ours().len()), (REFUSED, "", 2), "{said:?}");
+    assert!(said.ours().iter().all(|line| line.contains("unknown word 'no??[2Jsense'")), "{said:?}");
+    let said = step("REFUSAL=$'\\e[2Jmine\\nsecond'", "true");
+    assert_eq!((said.code, said.out.as_str()), (REFUSED, ""), "{said:?}");
+    assert!(said.err.lines().any(|line| line == "?[2Jmine?second"), "{said:?}");
+    let numbers = "LAUNCHED=99999999999999999999999 TOLD=zz,-1 CPU_BIND=$'\\e' CONTAINER=$'\\e,'";
+    let said = step(&format!("SPEC=preflight=off HOST=$'x\\e[2J' ADDRESS=none MARKS=$'\\e[2J' {numbers}"), "true");
+    assert_eq!(said.code, REFUSED, "{said:?}");
+
+    // No secret, and no address: the nodes do not meet, and nobody is connected to.
+    for words in ["SPEC=on", "SPEC=on NONCE=00 EXITS=example.org:1", "SPEC=on NONCE=$'\\e' EXITS=[::]:1"] {
+        let said = step(words, "true").ok();
+        assert_eq!((said.out.as_str(), said.ours().len()), (ranks, 1), "{words}: {said:?}");
+        assert!(said.err.contains("warning: srun handed over no secret"), "{words}: {said:?}");
+    }
+    // A record goes where the user says, from a process of the user's.
+    let said = step(&format!("SPEC=preflight=off NONCE={} EXITS=10.99.0.254:1", "07".repeat(32)), "exit 3");
+    assert_eq!((said.code, said.out.as_str(), said.ours().len()), (3, ranks, 2), "{said:?}");
+    assert!(said.ours().iter().all(|line| line.contains("could not be told at 10.99.0.254:1")), "{said:?}");
+    nothing_is_left(&sandbox, "made-up words");
 }
