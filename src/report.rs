@@ -88,7 +88,7 @@ pub fn one_line(text: &str) -> String {
 }
 
 fn safe(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    text.chars().map(crate::config::visible).collect()
 }
 
 /// Stands for a line that srun has told, so that rank 0 need not tell it again.
@@ -102,7 +102,7 @@ pub fn is_secret(name: &str) -> bool {
     name.ends_with("_TOKEN")
         || name.ends_with("_KEY")
         || name.ends_with("_NONCE")
-        || name.contains("PASSWORD")
+        || ["PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "CREDENTIAL"].iter().any(|word| name.contains(word))
         || name.starts_with("AWS_")
 }
 
@@ -241,7 +241,15 @@ mod tests {
             Some(family) => Some(format!("{family}X_KEY")),
             None => is_secret(name).then(|| name.to_string()),
         });
-        let others = ["AWS_SECRET_ACCESS_KEY", "NCCL_DB_PASSWORD", "HF_XET_X_TOKEN", "PALINGENESIS_STORE_KEY"];
+        let others = [
+            "AWS_SECRET_ACCESS_KEY",
+            "NCCL_DB_PASSWORD",
+            "OIDC_CLIENT_SECRET",
+            "DB_PASSWD",
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "HF_XET_X_TOKEN",
+            "PALINGENESIS_STORE_KEY",
+        ];
         for name in names.chain(others.map(String::from)) {
             submitted.set(name.as_str(), secret);
             world.environment.set(name.as_str(), format!("{secret}-of-the-image"));

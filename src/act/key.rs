@@ -1,5 +1,5 @@
-//! The launch's secret: made in srun, handed to the tasks, never sent between
-//! nodes. Who can answer a challenge with it belongs to this launch. HMAC-SHA256
+//! The launch's secret: made in srun, handed to the tasks in Slurm's own launch
+//! request, and sent by none of our own protocols. Who can answer a challenge with it belongs to this launch. HMAC-SHA256
 //! (RFC 2104, FIPS 180-4).
 
 use std::fmt;

@@ -13,9 +13,9 @@ pub use plugstack::{Plugstack, PlugstackError};
 pub use spec::{
     APART, Bind, CheckLevel, Fabric, Gid, Isolate, KEYS, Key, Launch, LogLevel, Memory, NicDown, PortRange, Preflight,
     Profile, Rendezvous, Settings, Source, SpecError, Switch, WORDS, WarmPer, check_directory, help, key_named,
-    printable, profiles_in,
+    printable, profiles_in, visible,
 };
-pub(crate) use spec::{check_host, parse_port};
+pub(crate) use spec::{check_host, parse_port, turns};
 
 use crate::facts::Environment;
 

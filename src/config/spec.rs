@@ -1119,10 +1119,22 @@ fn bad_word<'a>(key: &Key, value: &str, known: impl Iterator<Item = &'a str>, so
     bad(key, value, &why, source)
 }
 
+/// The character, or `?` in place of one that does something to a terminal instead of
+/// showing: control characters, and those that turn the order of what follows
+/// (Unicode TR 36, "bidirectional text spoofing").
+pub fn visible(character: char) -> char {
+    if character.is_control() || turns(character) { '?' } else { character }
+}
+
+/// Whether it turns the direction of a line.
+pub(crate) fn turns(character: char) -> bool {
+    matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Text from a user, made safe for one line of a terminal and cut to a
 /// readable length.
 pub fn printable(text: &str) -> String {
-    let mut shown: String = text.chars().take(80).map(|c| if c.is_control() { '?' } else { c }).collect();
+    let mut shown: String = text.chars().take(80).map(visible).collect();
     if text.chars().nth(80).is_some() {
         shown.push('…');
     }
@@ -1346,6 +1358,8 @@ mod tests {
     fn terminal_escapes_and_length_are_bounded_in_messages() {
         let message = parse("a\u{1b}[31m\n").unwrap_err().to_string();
         assert!(!message.contains('\u{1b}') && !message.contains('\n'), "{message:?}");
+        let message = parse("show\u{202e}").unwrap_err().to_string();
+        assert!(!message.contains('\u{202e}'), "{message:?}");
         let message = parse(&"x".repeat(2000)).unwrap_err().to_string();
         assert!(message.len() < 300, "{message}");
         assert!(matches!(parse(&"x,".repeat(5000)), Err(SpecError::TooLong { .. })));

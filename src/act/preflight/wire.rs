@@ -14,7 +14,7 @@
 //! made with the launch's key, those of frames with one that is derived from it and both
 //! random numbers. So a reply fits one greeting only (no replay), no tag of one direction fits
 //! the other (no reflection), and a frame fits one place of one connection. The launch's
-//! key itself is never sent. Nothing is encrypted: what nodes tell each other is no secret.
+//! key itself is never sent here. Nothing is encrypted: what nodes tell each other is no secret.
 //!
 //! Sizes are bounded before anything is kept: what an unknown peer may send is 82 bytes,
 //! a frame 1 MiB. GREETING, REPLY, PROOF, frames and `Stop` are the same in every version, so

@@ -4,6 +4,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::config::turns;
+
 /// How many of the last lines are kept.
 pub const KEPT: usize = 20;
 
@@ -142,7 +144,7 @@ fn readable(line: &[u8]) -> String {
                 continue;
             }
             '\t' => kept.push(' '),
-            _ if character.is_control() || hides(character) => continue,
+            _ if character.is_control() || turns(character) => continue,
             _ => kept.push(character),
         }
         count += 1;
@@ -155,11 +157,6 @@ fn readable(line: &[u8]) -> String {
     }
     kept.truncate(kept.trim_end().len());
     kept
-}
-
-/// Characters that turn the direction of a line.
-fn hides(character: char) -> bool {
-    matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]
