@@ -13,6 +13,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use common::{Said, Sandbox, library};
+use palingenesis::config::site::Site;
+use palingenesis::facts::User;
 
 /// `EX_CONFIG` of sysexits.h.
 const REFUSED: i32 = 78;
@@ -356,6 +358,28 @@ fn doctor_prints_what_a_file_means() {
     let example = common::root().join("etc/palingenesis.toml");
     let said = doctor(&["--config", example.to_str().unwrap()]);
     assert!(said.out.contains("no default for all jobs"), "{said:?}");
+}
+
+/// What docs/admin.md gives admins to start from.
+#[test]
+fn the_examples_are_accepted_without_a_word_and_have_the_fabric_of_their_name() {
+    let page = fs::read_to_string(common::root().join("docs/admin.md")).unwrap();
+    let mut names: Vec<String> = Vec::new();
+    for entry in fs::read_dir(common::root().join("etc/examples")).unwrap() {
+        let file = entry.unwrap().path();
+        let site = Site::parse(&file.display().to_string(), &fs::read_to_string(&file).unwrap());
+        let site = site.unwrap_or_else(|error| panic!("{error}"));
+        assert!(site.warnings().is_empty(), "{:?}", site.warnings());
+        let settings = site.view(None, None, &User { name: None, uid: 1000 }).settings;
+        let name = file.file_stem().unwrap().to_str().unwrap().to_string();
+        // There is no word for Slingshot.
+        let expected = if name == "slingshot" { "auto" } else { &name };
+        assert_eq!(settings.fabric.name(), expected, "{name}");
+        assert!(page.contains(&format!("(../etc/examples/{name}.toml)")), "docs/admin.md does not show {name}");
+        names.push(name);
+    }
+    names.sort();
+    assert_eq!(names, ["efa", "infiniband", "roce", "slingshot", "tcp"]);
 }
 
 /// As a training script would ask for its place. The plugin's own file need not be
