@@ -15,6 +15,8 @@ DOCDIR ?= $(PREFIX)/share/doc/palingenesis
 INSTALL ?= install
 # Elsewhere the plugin would not look for the worker.
 WORKER_ARGUMENT = $(if $(filter /usr /usr/local,$(PREFIX)),, worker=$(PREFIX)/bin/palingenesis-worker)
+# As README.md links to them.
+DOCUMENTS = docs etc/examples examples
 BUILT = $(or $(CARGO_TARGET_DIR),target)/release
 
 # Files that Slurm opens appear by renaming: a job that starts meanwhile sees the
@@ -38,6 +40,10 @@ install:
 	$(if $(wildcard include/palingenesis.h),$(INSTALL) -d $(DESTDIR)$(PREFIX)/include && \
 		$(INSTALL) -m 0644 include/palingenesis.h $(DESTDIR)$(PREFIX)/include)
 	$(INSTALL) -m 0644 LICENSE $(wildcard README.md) $(DESTDIR)$(DOCDIR)
+	for folder in $(DOCUMENTS); do \
+		$(INSTALL) -d $(DESTDIR)$(DOCDIR)/$$folder && \
+		$(INSTALL) -m 0644 $$folder/*.* $(DESTDIR)$(DOCDIR)/$$folder || exit; \
+	done
 
 # As install, without the symbols that only debuggers read.
 install-strip: install
@@ -51,6 +57,10 @@ uninstall:
 	rm -f $(DESTDIR)$(LIBDIR)/libpalingenesis.so $(DESTDIR)$(LIBDIR)/palingenesis/spank_palingenesis.so \
 		$(DESTDIR)$(PREFIX)/bin/palingenesis $(DESTDIR)$(PREFIX)/bin/palingenesis-worker \
 		$(DESTDIR)$(PREFIX)/include/palingenesis.h $(DESTDIR)$(DOCDIR)/LICENSE $(DESTDIR)$(DOCDIR)/README.md
+	for folder in $(DOCUMENTS); do \
+		for file in $$folder/*.*; do rm -f "$(DESTDIR)$(DOCDIR)/$$file"; done; \
+	done
+	-cd $(DESTDIR)$(DOCDIR) && rmdir $(DOCUMENTS) etc
 	-rmdir $(DESTDIR)$(LIBDIR)/palingenesis $(DESTDIR)$(PREFIX)/share/palingenesis $(DESTDIR)$(DOCDIR)
 
 deb: tools

@@ -61,7 +61,7 @@ fn files(root: &Path) -> BTreeMap<String, String> {
     found
 }
 
-fn expected(library: &str, documents: &[(&str, &str)]) -> BTreeMap<String, String> {
+fn expected(library: &str, documents: &[(String, &str)]) -> BTreeMap<String, String> {
     let mut expected: BTreeMap<String, String> = [
         ("usr/bin/palingenesis".to_string(), "0755".to_string()),
         ("usr/bin/palingenesis-worker".to_string(), "0755".to_string()),
@@ -80,6 +80,19 @@ fn expected(library: &str, documents: &[(&str, &str)]) -> BTreeMap<String, Strin
     expected
 }
 
+/// What README.md links to, below the folder it is in.
+fn linked(folder: &str) -> Vec<(String, &'static str)> {
+    let mut found = Vec::new();
+    for from in ["docs", "etc/examples", "examples"] {
+        for file in fs::read_dir(common::root().join(from)).unwrap() {
+            let name = file.unwrap().file_name().into_string().unwrap();
+            found.push((format!("{folder}/{from}/{name}"), "0644"));
+        }
+    }
+    assert!(found.iter().any(|(name, _)| name.ends_with("docs/admin.md")));
+    found
+}
+
 /// The lines of a plugstack.conf that Slurm acts on.
 fn active_lines(file: &Path) -> Vec<String> {
     let text = fs::read_to_string(file).unwrap();
@@ -92,9 +105,10 @@ fn make_install_puts_these_files_and_no_other() {
     let root = folder("install");
     let destination = format!("DESTDIR={}", root.display());
     let arguments = [destination.as_str(), "PREFIX=/usr", "LIBDIR=/usr/lib64"];
-    let mut documents = vec![("usr/share/doc/palingenesis/LICENSE", "0644")];
+    let mut documents = linked("usr/share/doc/palingenesis");
+    documents.push(("usr/share/doc/palingenesis/LICENSE".into(), "0644"));
     if common::root().join("README.md").is_file() {
-        documents.push(("usr/share/doc/palingenesis/README.md", "0644"));
+        documents.push(("usr/share/doc/palingenesis/README.md".into(), "0644"));
     }
     // Twice: an upgrade leaves nothing beside its files either.
     for _ in 0..2 {
@@ -277,13 +291,12 @@ fn the_debian_package_installs_upgrades_and_goes_without_a_job_noticing() {
 
     succeeds(&["--install"], package);
     let documents = format!("usr/share/doc/{name}");
-    let mut shipped =
-        vec![(format!("{documents}/copyright"), "0644"), (format!("{documents}/changelog.Debian.gz"), "0644")];
+    let mut shipped = linked(&documents);
+    shipped.extend(["copyright", "changelog.Debian.gz"].map(|name| (format!("{documents}/{name}"), "0644")));
     shipped.push((format!("usr/share/lintian/overrides/{name}"), "0644"));
     if common::root().join("README.md").is_file() {
         shipped.push((format!("{documents}/README.md"), "0644"));
     }
-    let shipped: Vec<(&str, &str)> = shipped.iter().map(|(name, mode)| (name.as_str(), *mode)).collect();
     assert_eq!(packaged(), expected(&library, &shipped));
     only_the_link();
     let fragment = root.join("usr/share/palingenesis/palingenesis.conf");
