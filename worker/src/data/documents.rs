@@ -135,9 +135,7 @@ impl Documents {
             return Ok(());
         }
         self.pending.append(&mut line);
-        if self.pending.len() > self.piece {
-            self.cut();
-        }
+        self.cut(true);
         Ok(())
     }
 
@@ -169,23 +167,30 @@ impl Documents {
             }
         }
         self.pending_line = number;
-        while self.pending.len() > self.piece {
-            self.cut();
-            // Lines within the text are none of the file.
-            self.pending_line = number;
-        }
+        // Lines within the text are none of the file.
+        self.cut(false);
         self.finish();
         self.line += 1;
         Ok(())
     }
 
-    /// Gives out the first part of `pending`, cut where tokenizers part words anyway.
-    fn cut(&mut self) {
-        let rest = self.pending.split_off(place_to_cut(&self.pending));
-        let text = std::mem::replace(&mut self.pending, rest);
-        let lines = text.iter().filter(|byte| **byte == b'\n').count() as u64;
-        self.ready.push_back(Piece { text, ends: false, line: self.pending_line });
-        self.pending_line += lines;
+    /// Gives out what of `pending` is more than a piece, cut where tokenizers part words
+    /// anyway. `of_file`: its lines are the file's.
+    fn cut(&mut self, of_file: bool) {
+        if self.pending.len() <= self.piece {
+            return;
+        }
+        let text = std::mem::take(&mut self.pending);
+        let mut rest = text.as_slice();
+        while rest.len() > self.piece {
+            let (first, after) = rest.split_at(place_to_cut(&rest[..self.piece]));
+            self.ready.push_back(Piece { text: first.to_vec(), ends: false, line: self.pending_line });
+            if of_file {
+                self.pending_line += first.iter().filter(|byte| **byte == b'\n').count() as u64;
+            }
+            rest = after;
+        }
+        self.pending = rest.to_vec();
         self.begun = true;
     }
 
@@ -303,6 +308,27 @@ mod tests {
         );
         assert_eq!(fault("{\"text\":5}"), "x.jsonl:1: the value of \"text\" is no text");
         assert!(fault("plain").starts_with("x.jsonl:1: no object of JSON"));
+    }
+
+    /// A tokenizer's memory is a multiple of its text: no kind of file may give it all at once.
+    #[test]
+    fn no_piece_is_longer_than_a_piece() {
+        let text: String = (0..2000).map(|number| format!("word {number}\n")).collect();
+        let json = serde_json::json!({ "text": text }).to_string();
+        let one_line = text.replace('\n', " ");
+        for (content, split, lines) in [
+            (text.as_str(), Split::Files, true),
+            (one_line.as_str(), Split::Files, false),
+            (json.as_str(), Split::Json("text".into()), false),
+        ] {
+            let all = pieces(content, split, 100);
+            assert!(all.iter().all(|(text, ..)| text.len() <= 100 && !text.is_empty()));
+            let whole: String = all.iter().map(|(text, ..)| text.as_str()).collect();
+            assert_eq!(whole, if content == json { text.as_str() } else { content });
+            assert_eq!(all.iter().filter(|(_, ends, _)| *ends).count(), 1);
+            let last = all.last().unwrap();
+            assert!(last.1 && if lines { last.2 > 1900 } else { last.2 == 1 }, "{last:?}");
+        }
     }
 
     #[test]
