@@ -166,6 +166,25 @@ fn bytes_are_tokens_without_a_tokenizer() {
     assert_eq!(fs::metadata(format!("{out}/tokens-00000.bin")).unwrap().permissions().mode() & 0o777, 0o444);
 }
 
+/// What comes out of zcat has no name that ends in .jsonl.
+#[test]
+fn lines_of_json_are_read_from_the_standard_input_too() {
+    let dir = Dir::new("stdin");
+    let (lines, upper) = ("{\"content\":\"ab\"}\n\n{\"content\":\"c\"}", "{\"text\":\"d\"}\n");
+    let prepare = |out: &str, more: &[&str]| {
+        let file = fs::File::open(dir.file("lines", lines)).unwrap();
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_palingenesis-worker"));
+        command.args(["prepare", "--bytes", "--out", out]).args(more).stdin(file);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        tokens(out)
+    };
+    assert_eq!(prepare(&dir.path("json"), &["--key", "content", "-"]), [97, 98, 256, 99, 256]);
+    let text: Vec<u32> = lines.bytes().map(u32::from).chain([256]).collect();
+    assert_eq!(prepare(&dir.path("text"), &["-"]), text);
+    assert_eq!(prepare(&dir.path("upper"), &[&dir.file("d.JSONL", upper)]), [100, 256]);
+}
+
 /// The forms of <https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py>, by hand.
 #[test]
 fn shards_of_both_widths_are_read_as_one_text() {

@@ -76,7 +76,7 @@ impl Documents {
     /// The same of an open one, in pieces of about so many bytes.
     pub fn new(path: &Path, mut input: Box<dyn BufRead>, split: Split, piece: usize) -> Result<Documents> {
         let start = input.fill_buf().map_err(io_error("cannot be read", path))?;
-        if let Some((kind, cure)) = packed(start) {
+        if let Some((kind, cure)) = packed(path, start) {
             return wrong(format!("{}: is {kind}, not text; {cure}", path.display()));
         }
         let mut bytes = 0;
@@ -219,17 +219,26 @@ fn place_to_cut(text: &[u8]) -> usize {
         .unwrap_or(text.len())
 }
 
+/// Whether a file's name says that each of its lines is a document.
+pub fn named_json_lines(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("jsonl") || end.eq_ignore_ascii_case("ndjson"))
+}
+
 /// What a file is that begins so and is no text, and what to do.
-fn packed(start: &[u8]) -> Option<(&'static str, &'static str)> {
+fn packed(path: &Path, start: &[u8]) -> Option<(&'static str, String)> {
     let kinds: [(&[u8], _, _); 6] = [
-        (b"\x1f\x8b", "gzip", "unpack it: zcat FILE | palingenesis-worker prepare ... -"),
-        (b"\x28\xb5\x2f\xfd", "zstd", "unpack it: zstdcat FILE | palingenesis-worker prepare ... -"),
-        (b"\xfd7zXZ\0", "xz", "unpack it: xzcat FILE | palingenesis-worker prepare ... -"),
-        (b"BZh91AY&SY", "bzip2", "unpack it: bzcat FILE | palingenesis-worker prepare ... -"),
-        (b"PK\x03\x04", "a zip archive", "unpack it"),
-        (b"PAR1", "Parquet", "export its text as lines of JSON (.jsonl)"),
+        (b"\x1f\x8b", "gzip", Ok("zcat")),
+        (b"\x28\xb5\x2f\xfd", "zstd", Ok("zstdcat")),
+        (b"\xfd7zXZ\0", "xz", Ok("xzcat")),
+        (b"BZh91AY&SY", "bzip2", Ok("bzcat")),
+        (b"PK\x03\x04", "a zip archive", Err("unpack it")),
+        (b"PAR1", "Parquet", Err("export its text as lines of JSON (.jsonl)")),
     ];
-    kinds.into_iter().find(|(mark, ..)| start.starts_with(mark)).map(|(_, kind, cure)| (kind, cure))
+    let (_, kind, cure) = kinds.into_iter().find(|(mark, ..)| start.starts_with(mark))?;
+    // A stream has no name that tells what its lines are.
+    let key = if named_json_lines(&path.with_extension("")) { "--key KEY " } else { "" };
+    let unpack = |by: &str| format!("unpack it: {by} FILE | palingenesis-worker prepare ... {key}-");
+    Some((kind, cure.map_or_else(str::to_string, unpack)))
 }
 
 #[cfg(test)]
@@ -333,8 +342,16 @@ mod tests {
 
     #[test]
     fn packed_files_are_told_by_their_kind() {
-        let input = Box::new(io::Cursor::new(b"\x1f\x8b\x08\0".to_vec()));
-        let error = Documents::new(Path::new("a.gz"), input, Split::Files, 9).err().unwrap().to_string();
-        assert!(error.starts_with("a.gz: is gzip, not text; unpack it: zcat"), "{error}");
+        let fault = |name: &str, start: &[u8]| {
+            let input = Box::new(io::Cursor::new(start.to_vec()));
+            Documents::new(Path::new(name), input, Split::Files, 9).err().unwrap().to_string()
+        };
+        let prepare = "FILE | palingenesis-worker prepare ...";
+        let gzip = b"\x1f\x8b\x08\0";
+        assert_eq!(fault("a.gz", gzip), format!("a.gz: is gzip, not text; unpack it: zcat {prepare} -"));
+        // What comes out must not be taken for one document.
+        let cure = format!("unpack it: zcat {prepare} --key KEY -");
+        assert_eq!(fault("a.jsonl.gz", gzip), format!("a.jsonl.gz: is gzip, not text; {cure}"));
+        assert_eq!(fault("a", b"PK\x03\x04"), "a: is a zip archive, not text; unpack it");
     }
 }

@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 
 use super::dataset::{ABOUT, About, ShardAbout, Source};
-use super::documents::{Documents, Piece, Split};
+use super::documents::{Documents, Piece, Split, named_json_lines};
 use super::encode::Encoder;
 use super::shard::{MOST_TOKENS, Width, Writer, sync_directory};
 use super::{DataError, Result, io, wrong};
@@ -42,9 +42,9 @@ pub struct PrepareArgs {
     /// Lines of TEXT alone separate documents ('%' in fortunes); '' is for empty lines
     #[arg(long, value_name = "TEXT")]
     pub split: Option<String>,
-    /// The key of a document's text in *.jsonl
-    #[arg(long, value_name = "KEY", default_value = "text")]
-    pub key: String,
+    /// The key of a document's text in *.jsonl [default: text]; the standard input, too, is then lines of JSON
+    #[arg(long, value_name = "KEY")]
+    pub key: Option<String>,
     /// The most tokens of a shard
     #[arg(long, value_name = "N", default_value_t = 100_000_000,
           value_parser = clap::value_parser!(u64).range(1..=MOST_TOKENS))]
@@ -156,9 +156,9 @@ fn exists<T>(out: &Path) -> Result<T> {
 
 /// What separates the documents of a file.
 fn split_of(file: &Path, args: &PrepareArgs) -> Split {
-    let json = file.extension().is_some_and(|end| end == "jsonl" || end == "ndjson");
+    let json = named_json_lines(file) || (file == Path::new("-") && args.key.is_some());
     match &args.split {
-        _ if json => Split::Json(args.key.clone()),
+        _ if json => Split::Json(args.key.clone().unwrap_or_else(|| "text".into())),
         Some(line) => Split::Line(line.trim_ascii_end().to_string()),
         None => Split::Files,
     }

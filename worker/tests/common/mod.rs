@@ -28,7 +28,7 @@ impl Place {
             bytes: true,
             eos: None,
             split: None,
-            key: "text".into(),
+            key: None,
             shard_tokens: 1_000_000,
             files: vec![text],
         };
