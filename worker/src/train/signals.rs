@@ -41,11 +41,10 @@ pub fn asked() -> Option<Duration> {
 }
 
 extern "C" fn came(_signal: libc::c_int) {
-    if CAME.fetch_add(1, SeqCst) == 0 {
-        AT.store(now(), SeqCst);
-        if ARMED.load(SeqCst) {
-            return;
-        }
+    // The time first: another thread may look between the two.
+    let _ = AT.compare_exchange(0, now(), SeqCst, SeqCst);
+    if CAME.fetch_add(1, SeqCst) == 0 && ARMED.load(SeqCst) {
+        return;
     }
     // SAFETY: both calls are allowed in a handler, and the bytes are static.
     unsafe {
