@@ -220,7 +220,15 @@ impl Ranks {
     /// None without any of the variables.
     fn of(environment: &Environment) -> Result<Option<Ranks>, String> {
         if ["RANK", "WORLD_SIZE"].iter().all(|name| environment.get(name).is_none_or(str::is_empty)) {
-            return Ok(None);
+            // Each of several tasks would take itself for the whole training.
+            let tasks = environment.get("SLURM_STEP_NUM_TASKS").and_then(|tasks| tasks.parse::<u32>().ok());
+            return match tasks {
+                Some(tasks) if tasks > 1 => Err(format!(
+                    "this step has {tasks} tasks, but RANK and WORLD_SIZE are not set, so each would train alone; start it \
+                     with srun --palingenesis=worker, or set RANK=0 and WORLD_SIZE=1 where each is a training of its own"
+                )),
+                _ => Ok(None),
+            };
         }
         let (rank, world_size) = position(environment, "RANK", "WORLD_SIZE")?;
         if world_size == 1 {
@@ -269,4 +277,30 @@ fn text<'a>(environment: &'a Environment, name: &str) -> Result<&'a str, String>
 
 fn unusable(what: &str) -> String {
     format!("{what}, so this process belongs to no rank; start it with srun --palingenesis palingenesis-worker")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn world(variables: &[(&str, &str)]) -> Result<Option<u32>, String> {
+        let mut environment = Environment::default();
+        variables.iter().for_each(|(name, value)| environment.set(*name, *value));
+        Ranks::of(&environment).map(|ranks| ranks.map(|ranks| ranks.world_size))
+    }
+
+    /// As where MPI has no word with Slurm, and each task is "rank 0 of 1"
+    /// (<https://github.com/open-mpi/ompi/issues/13523>).
+    #[test]
+    fn tasks_without_ranks_are_no_trainings_of_one() {
+        assert_eq!(world(&[]), Ok(None));
+        // A batch script has the job's number of tasks, and is one process.
+        assert_eq!(world(&[("SLURM_NTASKS", "4"), ("SLURM_PROCID", "0")]), Ok(None));
+        assert_eq!(world(&[("SLURM_STEP_NUM_TASKS", "1")]), Ok(None));
+        let error = world(&[("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_PROCID", "1")]).unwrap_err();
+        assert!(error.starts_with("this step has 4 tasks") && error.contains("--palingenesis=worker"), "{error}");
+        assert_eq!(world(&[("SLURM_STEP_NUM_TASKS", "4"), ("RANK", "0"), ("WORLD_SIZE", "1")]), Ok(None));
+        let ranks = [("RANK", "1"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "n1"), ("MASTER_PORT", "29500")];
+        assert_eq!(world(&[&ranks[..], &[("SLURM_STEP_NUM_TASKS", "4")]].concat()), Ok(Some(4)));
+    }
 }
