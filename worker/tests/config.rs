@@ -152,6 +152,56 @@ fn overrides_are_typed_like_the_file_and_the_last_one_counts() {
     }
 }
 
+/// Passed over, they would be as if they were not there: their defaults make another model.
+/// Names as Meta's params.json, torchtitan and slips of the pen have them.
+#[test]
+fn a_mistyped_key_of_a_shape_is_told() {
+    let shape = |key: &str| ENOUGH.replace("path = \"/m\"\n", &format!("[model.shape]\nvocab_size = 5\n{key} = 2\n"));
+    for (key, meant) in [
+        ("num_key_value_head", "num_key_value_heads"),
+        ("n_kv_heads", "num_key_value_heads"),
+        ("norm_eps", "rms_norm_eps"),
+        ("rope_thete", "rope_theta"),
+        ("tie_word_embedding", "tie_word_embeddings"),
+    ] {
+        let error = parse("a.toml", &shape(key), &[]).unwrap_err();
+        assert_eq!(error, format!("a.toml:2: unknown key 'model.shape.{key}'; did you mean {meant}?"));
+    }
+    // What else config.json files of these families on huggingface.co have.
+    for key in [
+        "_name_or_path",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "sep_token_id",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "use_cache",
+        "pretraining_tp",
+        "rope_interleaved",
+        "is_llama_config",
+        "unsloth_fixed",
+        "attention_bias",
+        "mlp_bias",
+        "num_experts",
+        "num_local_experts",
+        "quantization_config",
+        "hidden_dropout",
+        "hidden_activation",
+        "head_dim",
+        "layer_types",
+        "decoder_start_token_id",
+        "tie_encoder_decoder",
+        "output_hidden_states",
+        "return_dict",
+        "original_max_position_embeddings",
+    ] {
+        let config = parse("a.toml", &shape(key), &[]).unwrap();
+        assert_eq!(config.model.shape.unwrap()[key], 2, "{key}");
+    }
+}
+
 #[test]
 fn what_is_not_known_is_told_with_its_line_and_what_is_near() {
     for (text, told) in [

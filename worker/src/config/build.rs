@@ -219,7 +219,16 @@ impl Values<'_> {
     fn shape(&self) -> Result<Option<Value>> {
         match self.value("model.shape")? {
             (_, Value::Null) => Ok(None),
-            (_, shape @ Value::Object(_)) => Ok(Some(shape)),
+            (_, Value::Object(shape)) => {
+                match shape.keys().find_map(|key| Some((key, keys::meant_in_shape(key)?))) {
+                    // Its default would make another model.
+                    Some((key, meant)) => Err(self.error(
+                        "model.shape",
+                        &format!("unknown key 'model.shape.{}'; did you mean {meant}?", printable(key)),
+                    )),
+                    None => Ok(Some(Value::Object(shape))),
+                }
+            }
             (key, value) => Err(self.refused("model.shape", key, &value)),
         }
     }

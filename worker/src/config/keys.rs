@@ -189,6 +189,58 @@ pub fn meant(section: &str, name: &str) -> Option<String> {
     elsewhere.or_else(near).or_else(foreign).or_else(anywhere)
 }
 
+/// Keys of config.json that decide what a model computes or how it begins.
+const SHAPE: [&str; 25] = [
+    "architectures",
+    "attention_bias",
+    "attention_dropout",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_types",
+    "max_position_embeddings",
+    "max_window_layers",
+    "mlp_bias",
+    "model_type",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "partial_rotary_factor",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+    "tie_word_embeddings",
+    "use_sliding_window",
+    "vocab_size",
+];
+
+/// Names that other programs have for those with a default, which would be taken then.
+const SHAPE_ELSEWHERE: [(&str, &str); 9] = [
+    ("enable_weight_tying", "tie_word_embeddings"),
+    ("init_std", "initializer_range"),
+    ("max_seq_len", "max_position_embeddings"),
+    ("n_kv_heads", "num_key_value_heads"),
+    ("norm_eps", "rms_norm_eps"),
+    ("num_kv_heads", "num_key_value_heads"),
+    ("rope_base", "rope_theta"),
+    ("rotary_base", "rope_theta"),
+    ("tie_embeddings", "tie_word_embeddings"),
+];
+
+/// What an unknown key of model.shape was meant to be. Others that a config.json may have,
+/// of tokens and of programs, are none of ours, and nothing is said of them.
+pub fn meant_in_shape(name: &str) -> Option<&'static str> {
+    if SHAPE.contains(&name) {
+        return None;
+    }
+    let foreign = SHAPE_ELSEWHERE.iter().find(|(theirs, _)| *theirs == name).map(|(_, ours)| *ours);
+    foreign.or_else(|| palingenesis::config::nearest(name, SHAPE))
+}
+
 impl Takes {
     /// In words that continue "must be".
     pub fn expected(self) -> String {
