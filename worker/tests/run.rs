@@ -254,6 +254,18 @@ fn what_is_wrong_with_the_configuration_is_told_with_78() {
     assert!(!place.dir("output").exists(), "something was written for a configuration that is refused");
 }
 
+/// Another start would find the same, where a full disk may have room again.
+#[test]
+fn an_output_dir_that_cannot_be_one_is_told_with_78() {
+    let place = Place::new("no-directory");
+    let file = place.config();
+    for output in [file.clone(), file.join("below")] {
+        let ended = end(start(&place, 2, &[&format!("train.output_dir={}", output.display())]));
+        assert_eq!(codes(&ended), [Some(78); 2], "{}{}", ended[0].said, ended[1].said);
+        assert!(ended[0].said.contains("error: rank 0 on ") && ended[0].said.contains("train.output_dir = "));
+    }
+}
+
 #[test]
 fn ranks_with_different_configurations_do_not_train() {
     let place = Place::new("different");

@@ -4,6 +4,7 @@
 
 mod export;
 mod metrics;
+mod output;
 mod places;
 mod restarts;
 mod schedule;

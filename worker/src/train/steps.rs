@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::metrics::{self, Reporter, Stragglers, Times, Window};
 use super::places::{Place, sharing};
-use super::{TrainError, export, learning_rate, restarts, signals};
+use super::{TrainError, export, learning_rate, output, restarts, signals};
 use crate::checkpoint::{
     CheckpointError, Checkpoints, Chosen, Dtype, Export, Exporter, Import, PartMut, Schedule, TrainState, What, agree,
 };
@@ -298,6 +298,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         let special = export::special_tokens(config, &described, dataset.eos());
         let identity = config.identity(&spec.to_hf(), &dataset.fingerprint());
         same_on_all(comm, job, &identity)?;
+        output::usable(comm, &train.output_dir)?;
         let order = Order::new(train.seed, dataset.samples(train.seq_len), config.data.shuffle);
         let batches = Batches::new(order, train.global_batch_size, train.micro_batch_size);
         // No rank has more at once than its share of a step.
