@@ -236,6 +236,29 @@ fn starts_without_progress_are_held() {
     }
 }
 
+/// RequeueExit=75 would start it for ever.
+#[test]
+fn an_export_that_always_fails_is_held() {
+    let place = Place::new("export-fails");
+    let tokenizer = place.dir("data/tokenizer.json");
+    let kept = fs::read(&tokenizer).unwrap();
+    fs::remove_file(&tokenizer).unwrap();
+    let run = || end(start(&place, 2, &["train.steps=6", "checkpoint.max_restarts_without_progress=1"]));
+    for code in [75, 75, 75, 76] {
+        let ended = run();
+        assert_eq!(codes(&ended), [Some(code); 2], "{}{}", ended[0].said, ended[1].said);
+        let word = if code == 75 { "tokenizer.json" } else { "found all 6 steps done and did not export" };
+        assert!(ended[0].said.contains(word), "{}", ended[0].said);
+    }
+    // As the line says: mended, and the count forgotten.
+    fs::write(&tokenizer, kept).unwrap();
+    fs::remove_file(place.dir("output/restarts.json")).unwrap();
+    for _ in 0..3 {
+        let ended = run();
+        assert_eq!(codes(&ended), [Some(0); 2], "{}", ended[0].said);
+    }
+}
+
 #[test]
 fn what_is_wrong_with_the_configuration_is_told_with_78() {
     let place = Place::new("wrong");

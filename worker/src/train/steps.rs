@@ -318,11 +318,8 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         }
         state.schedule =
             Schedule { steps: train.steps, warmup_steps: train.warmup_steps, lr: train.lr, min_lr: train.min_lr };
-        // A start at the end has nothing to get further with.
-        let mut save_time = 0.0;
-        if state.step < train.steps {
-            save_time = count_start(comm, config, state.step)?;
-        }
+        // One whose steps are all done, too: what it cannot export it would try for ever.
+        let save_time = count_start(comm, config, state.step)?;
 
         let mut sharded = Sharded::new(engine, spec.units(), sequences, train.seq_len * spec.hidden, rank, world)?;
         let model = Model::new(engine, &spec, sequences, train.seq_len, train.loss_chunk)?;
@@ -645,10 +642,15 @@ fn count_start<E: Engine, C: Collective<E>>(comm: &mut C, config: &Config, step:
     let counted = agree(comm, Tag::of("restarts", 0), own)?;
     let most = config.checkpoint.max_restarts_without_progress;
     if counted.fruitless > most {
+        // All know it before the first one ends: none is to take that for the reason.
+        let _ = comm.barrier(Tag::of("restarts", 1));
+        let starts = counted.fruitless;
+        let what = match step < config.train.steps {
+            true => format!("{starts} starts in a row went on from step {step} and kept no later one"),
+            false => format!("{starts} starts in a row found all {step} steps done and did not export the model"),
+        };
         return Err(TrainError::NoProgress(format!(
-            "{} starts in a row went on from step {step} and kept no later one (checkpoint.max_restarts_without_progress = \
-             {most}); find out why with the earlier logs, then remove {}",
-            counted.fruitless,
+            "{what} (checkpoint.max_restarts_without_progress = {most}); find out why with the earlier logs, then remove {}",
             output.join(restarts::FILE).display()
         )));
     }
