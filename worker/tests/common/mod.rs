@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod ranks;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -125,4 +127,22 @@ pub fn losses(output: &Path) -> Vec<(u64, f64)> {
         }
     }
     losses.into_iter().collect()
+}
+
+/// Small and deterministic (<https://prng.di.unimi.it/splitmix64.c>).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % end
+    }
+
+    /// From 0 to below 1.
+    pub fn part(&mut self) -> f64 {
+        self.below(1 << 32) as f64 / (1u64 << 32) as f64
+    }
 }
