@@ -95,6 +95,7 @@ pub fn run(arguments: Vec<OsString>, started: Instant) -> Result<String, Failed>
     }
     let name = OsString::from("palingenesis-worker");
     let arguments = Arguments::parse_from(std::iter::once(name).chain(arguments));
+    signals::ignore_file_limit();
     match arguments.command {
         Some(Command::Prepare(arguments)) => match prepare::run(&arguments) {
             Ok(summary) => Ok(format!("{summary}\n")),

@@ -4,106 +4,14 @@
 mod common;
 
 use std::fs;
-use std::io::Read;
+use std::io;
 use std::net::TcpListener;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use common::ranks::{Ended, codes, command, end, free_port, spawn, start, start_each, wait_for_start, wait_for_step};
 use common::{Place, losses};
-
-/// A running rank and what it says on stderr.
-struct Rank {
-    child: Child,
-    said: std::thread::JoinHandle<String>,
-}
-
-/// How a rank ended.
-struct Ended {
-    code: Option<i32>,
-    said: String,
-}
-
-impl Rank {
-    fn signal(&self, signal: i32) {
-        // SAFETY: kill takes no pointers; the process is a child that was not waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
-    }
-
-    /// Waits, not for ever.
-    fn end(mut self) -> Ended {
-        let limit = Instant::now() + Duration::from_secs(60);
-        let status = loop {
-            match self.child.try_wait().unwrap() {
-                Some(status) => break status,
-                None if Instant::now() > limit => {
-                    let _ = self.child.kill();
-                    break self.child.wait().unwrap();
-                }
-                None => std::thread::sleep(Duration::from_millis(10)),
-            }
-        };
-        let said = self.said.join().unwrap();
-        assert_ne!(status.signal(), Some(libc::SIGKILL), "it did not end within a minute, or was killed: {said}");
-        Ended { code: status.code(), said }
-    }
-}
-
-/// Starts all ranks of a world.
-fn start(place: &Place, world: u32, more: &[&str]) -> Vec<Rank> {
-    start_each(place, world, more, |_| Vec::new())
-}
-
-/// The same, with more for each rank.
-fn start_each(place: &Place, world: u32, more: &[&str], own: impl Fn(u32) -> Vec<String>) -> Vec<Rank> {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    (0..world)
-        .map(|rank| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_palingenesis-worker"));
-            command.env_remove("PALINGENESIS_STORE_KEY").env("PALINGENESIS_LAUNCH_ID", "test");
-            for name in ["RANK", "LOCAL_RANK"] {
-                command.env(name, rank.to_string());
-            }
-            for name in ["WORLD_SIZE", "LOCAL_WORLD_SIZE"] {
-                command.env(name, world.to_string());
-            }
-            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env("NODE_RANK", "0");
-            command
-                .arg(place.config())
-                .args(more)
-                .args(own(rank))
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::piped());
-            let mut child = command.spawn().unwrap();
-            let mut stderr = child.stderr.take().unwrap();
-            let said = std::thread::spawn(move || {
-                let mut said = String::new();
-                let _ = stderr.read_to_string(&mut said);
-                said
-            });
-            Rank { child, said }
-        })
-        .collect()
-}
-
-/// Waits until the training has told a step of at least this number.
-fn wait_for_step(place: &Place, step: u64) {
-    let limit = Instant::now() + Duration::from_secs(60);
-    let output = place.dir("output");
-    while !output.join("metrics.jsonl").exists() || losses(&output).last().is_none_or(|(at, _)| *at < step) {
-        assert!(Instant::now() < limit, "no step {step} within a minute");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn codes(ended: &[Ended]) -> Vec<Option<i32>> {
-    ended.iter().map(|rank| rank.code).collect()
-}
-
-fn end(ranks: Vec<Rank>) -> Vec<Ended> {
-    ranks.into_iter().map(Rank::end).collect()
-}
 
 #[test]
 fn processes_train_and_export() {
@@ -126,16 +34,16 @@ fn a_killed_rank_is_named_and_the_next_start_goes_on() {
     let more = ["train.steps=100000", "checkpoint.every=5"];
     let mut ranks = start(&place, 3, &more);
     wait_for_step(&place, 12);
-    let mut killed = ranks.remove(1);
+    let killed = ranks.remove(1);
     killed.signal(libc::SIGKILL);
     let since = Instant::now();
-    killed.child.wait().unwrap();
+    assert_eq!(killed.end().signal, Some(libc::SIGKILL));
     let ended = end(ranks);
     let took = since.elapsed();
     assert_eq!(codes(&ended), [Some(75); 2], "{}{}", ended[0].said, ended[1].said);
     assert!(took < Duration::from_secs(10), "{took:?}");
     for rank in &ended {
-        let last = rank.said.lines().last().unwrap_or_default();
+        let last = rank.last();
         assert!(last.contains("error: ") && last.contains("rank 1 on "), "{}", rank.said);
     }
 
@@ -201,11 +109,7 @@ fn a_second_signal_ends_at_once() {
     // The step's end is far away.
     let more = ["train.steps=100000", "train.global_batch_size=1000000", "train.seq_len=128"];
     let ranks = start(&place, 1, &more);
-    let limit = Instant::now() + Duration::from_secs(60);
-    while !fs::read_to_string(place.dir("output").join("metrics.jsonl")).is_ok_and(|text| text.contains("start")) {
-        assert!(Instant::now() < limit);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_start(&place);
     std::thread::sleep(Duration::from_millis(300));
     ranks[0].signal(libc::SIGTERM);
     std::thread::sleep(Duration::from_millis(300));
@@ -229,9 +133,9 @@ fn starts_without_progress_are_held() {
         }
         wait_for_step(&place, 1);
         fs::remove_file(place.dir("output/metrics.jsonl")).unwrap();
-        for mut rank in ranks {
+        for rank in ranks {
             rank.signal(libc::SIGKILL);
-            rank.child.wait().unwrap();
+            assert_eq!(rank.end().signal, Some(libc::SIGKILL));
         }
     }
 }
@@ -256,6 +160,130 @@ fn an_export_that_always_fails_is_held() {
     for _ in 0..3 {
         let ended = run();
         assert_eq!(codes(&ended), [Some(0); 2], "{}", ended[0].said);
+    }
+}
+
+/// No file of it grows beyond so many bytes.
+fn limit_files(command: &mut Command, bytes: u64) {
+    // SAFETY: setrlimit reads what is there through the call, and is allowed between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+            if libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) == 0 {
+                Ok(())
+            } else {
+                Err(io::Error::last_os_error())
+            }
+        });
+    }
+}
+
+/// By default the kernel ends a process whose file grows beyond ulimit -f, without a word:
+/// <https://github.com/nodejs/node/pull/27798>.
+#[test]
+fn a_limit_of_a_file_s_size_is_an_error_that_names_the_file() {
+    let place = Place::new("limit");
+    let ended = end(start_each(&place, 2, &[], |rank, command| {
+        if rank == 1 {
+            // Its recording is longer, too, which ends nothing.
+            limit_files(command, 20_000);
+        }
+    }));
+    assert_eq!(codes(&ended), [Some(75); 2], "{}{}", ended[0].said, ended[1].said);
+    for rank in &ended {
+        assert!(
+            rank.last().contains("rank 1 on ")
+                && rank.last().contains("/dcp/__1_0.distcp: file too large; raise ulimit -f"),
+            "{}",
+            rank.said
+        );
+    }
+    assert!(ended[1].said.contains("/recorder/rank-1: "), "{}", ended[1].said);
+    let ended = end(start(&place, 2, &[]));
+    assert_eq!(codes(&ended), [Some(0); 2], "{}", ended[0].said);
+
+    let mut prepare = Command::new(env!("CARGO_BIN_EXE_palingenesis-worker"));
+    prepare.arg("prepare").arg("--bytes").arg("--out").arg(place.dir("other")).arg(place.config());
+    limit_files(&mut prepare, 100);
+    let output = prepare.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(75), "{said}");
+    assert!(said.contains("File too large") && said.contains(place.dir("").to_str().unwrap()), "{said}");
+}
+
+/// Connections of this process between addresses of IPv6's loopback, and others over TCP.
+fn connections(process: u32) -> (usize, usize) {
+    let table = |name: &str| fs::read_to_string(format!("/proc/{process}/net/{name}")).unwrap_or_default();
+    let own: Vec<String> = fs::read_dir(format!("/proc/{process}/fd"))
+        .unwrap()
+        .flatten()
+        .filter_map(|fd| {
+            Some(fs::read_link(fd.path()).ok()?.to_str()?.strip_prefix("socket:[")?.trim_end_matches(']').to_string())
+        })
+        .collect();
+    // Documentation/networking/proc_net_tcp.rst: addresses, state (1: established), inode.
+    let count = |name: &str, is: fn(&str) -> bool| {
+        let table = table(name);
+        let lines = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+        lines
+            .filter(|words| {
+                words[3] == "01" && own.iter().any(|inode| inode == words[9]) && is(words[1]) && is(words[2])
+            })
+            .count()
+    };
+    let six = |address: &str| address.starts_with("00000000000000000000000001000000:");
+    (
+        count("tcp6", six),
+        count("tcp", |_| true) + count("tcp6", |address| !address.starts_with("00000000000000000000000001000000:")),
+    )
+}
+
+/// A store that listens where IPv6 does not lead:
+/// <https://github.com/pytorch/pytorch/issues/52040>; an address whose colons are taken for a
+/// port: <https://github.com/hpcaitech/ColossalAI/issues/2199>.
+#[test]
+fn ranks_meet_and_train_over_ipv6() {
+    if let Err(error) = TcpListener::bind("[::1]:0") {
+        eprintln!("skipped: no IPv6 on this machine: {error}");
+        return;
+    }
+    let place = Place::new("ipv6");
+    let run = |keyed: bool, steps: &str, output: &str| {
+        let port = free_port("::1");
+        let rank = |rank: u32| {
+            let mut command = command(&place, rank, 3, ("::1", port));
+            command
+                .arg(format!("train.steps={steps}"))
+                .arg(format!("train.output_dir={}", place.dir(output).display()));
+            if keyed {
+                // Each on a host of its own: all goes over TCP.
+                command.env("PALINGENESIS_STORE_KEY", "0123456789abcdef".repeat(4));
+                command.env("SLURMD_NODENAME", format!("n{rank}")).env("LOCAL_WORLD_SIZE", "1").env("LOCAL_RANK", "0");
+            }
+            spawn(command)
+        };
+        (0..3).map(rank).collect::<Vec<_>>()
+    };
+    for (keyed, name) in [(true, "hosts"), (false, "host")] {
+        let ended = end(run(keyed, "30", name));
+        assert_eq!(codes(&ended), [Some(0); 3], "{}{}", ended[0].said, ended[1].said);
+        assert_eq!(losses(&place.dir(name)).len(), 30);
+    }
+    assert_eq!(losses(&place.dir("hosts")), losses(&place.dir("host")));
+
+    // And a rank that is lost there is named.
+    let mut ranks = run(true, "100000", "output");
+    wait_for_step(&place, 2);
+    // To two other ranks and from two, and with rank 0.
+    for (rank, process) in ranks.iter().enumerate() {
+        let with_rank_0 = if rank == 0 { 2 } else { 1 };
+        assert_eq!(connections(process.child.id()), (4 + with_rank_0, 0), "rank {rank}");
+    }
+    let killed = ranks.remove(2);
+    killed.signal(libc::SIGKILL);
+    for rank in end(ranks) {
+        assert_eq!(rank.code, Some(75), "{}", rank.said);
+        assert!(rank.last().contains(": rank 2 on n2 is gone ("), "{}", rank.said);
     }
 }
 
@@ -292,7 +320,9 @@ fn an_output_dir_that_cannot_be_one_is_told_with_78() {
 #[test]
 fn ranks_with_different_configurations_do_not_train() {
     let place = Place::new("different");
-    let ended = end(start_each(&place, 2, &[], |rank| vec![format!("train.lr={}e-3", rank + 1)]));
+    let ended = end(start_each(&place, 2, &[], |rank, command| {
+        command.arg(format!("train.lr={}e-3", rank + 1));
+    }));
     assert_eq!(codes(&ended), [Some(78); 2], "{}{}", ended[0].said, ended[1].said);
     for rank in &ended {
         assert!(rank.said.contains("rank 1 on ") && rank.said.contains("train.lr is 0.002 there"), "{}", rank.said);
@@ -305,9 +335,12 @@ fn ranks_with_different_configurations_do_not_train() {
 fn a_rank_without_a_configuration_tells_the_others() {
     let place = Place::new("unreadable");
     for alone in [0, 2] {
-        let wrong = |rank| if rank == alone { vec!["train.stepz=3".to_string()] } else { Vec::new() };
-        let ended = end(start_each(&place, 3, &[], wrong));
-        for (rank, Ended { code, said }) in ended.iter().enumerate() {
+        let ended = end(start_each(&place, 3, &[], |rank, command| {
+            if rank == alone {
+                command.arg("train.stepz=3");
+            }
+        }));
+        for (rank, Ended { code, said, .. }) in ended.iter().enumerate() {
             let own = rank as u32 == alone;
             assert!(if own { *code == Some(78) } else { [Some(75), Some(78)].contains(code) }, "{code:?}: {said}");
             let last = said.lines().last().unwrap_or_default();

@@ -186,13 +186,14 @@ impl Checkpoints {
     }
 }
 
-/// A system's error without its number.
-fn why(error: &io::Error) -> String {
+/// A system's error without its number, and what helps against it.
+pub(crate) fn why(error: &io::Error) -> String {
     let text = error.to_string();
     let end = text.find(" (os error").unwrap_or(text.len());
     let cure = match error.raw_os_error() {
         Some(libc::ENOSPC) => "; free space there, or lower checkpoint.keep",
         Some(libc::EDQUOT) => "; free some of your quota there, or lower checkpoint.keep",
+        Some(libc::EFBIG) => "; raise ulimit -f, or take a file system for larger files",
         _ => "",
     };
     format!("{}{cure}", text[..end].to_lowercase())

@@ -129,6 +129,8 @@ pub struct Window<'a> {
 /// Rank 0's voice: metrics.jsonl, and a bar on a terminal or a line in a log.
 pub struct Reporter {
     file: File,
+    /// A line was not written to its end.
+    torn: bool,
     bar: Option<ProgressBar>,
     steps: u64,
 }
@@ -152,7 +154,7 @@ impl Reporter {
         let style = ProgressStyle::with_template("{bar:30} step {pos}/{len}  {msg}  {eta} left");
         let bar = io::stderr().is_terminal().then(|| ProgressBar::new(steps).with_position(done));
         let bar = bar.map(|bar| style.map_or(bar.clone(), |style| bar.with_style(style)));
-        Ok(Reporter { file, bar, steps })
+        Ok(Reporter { file, torn: false, bar, steps })
     }
 
     /// One line of JSON. What cannot be written is told once on stderr and else let be: a
@@ -166,11 +168,14 @@ impl Reporter {
     }
 
     fn line(&mut self, value: &impl Serialize) {
-        let text = serde_json::to_vec(value).map(|mut text| {
+        // Of a disk that was full the half of a line may be there: the next one is not part of it.
+        let mut text = if self.torn { vec![b'\n'] } else { Vec::new() };
+        let written = serde_json::to_writer(&mut text, value).map_err(io::Error::from).and_then(|()| {
             text.push(b'\n');
-            text
+            self.file.write_all(&text)
         });
-        if let Err(error) = text.map_err(io::Error::from).and_then(|text| self.file.write_all(&text)) {
+        self.torn = written.is_err();
+        if let Err(error) = written {
             self.say(&format!("warning: {FILE} was not written: {error}"));
         }
     }
@@ -241,6 +246,8 @@ fn span((least, most): (f64, f64)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsRawFd, OwnedFd};
+
     use super::*;
 
     fn rank(compute: f64, sequences: f64) -> Times {
@@ -276,6 +283,29 @@ mod tests {
         for _ in 0..5 {
             assert_eq!(stragglers.window(&[rank(2.0, 4.0), rank(1.0, 2.0), rank(0.0, 0.0)]), []);
         }
+    }
+
+    /// A pipe that nobody reads takes a part of a line and then none, as a full disk does.
+    #[test]
+    fn after_half_a_line_the_next_one_begins_anew() {
+        let (mut from, to) = io::pipe().unwrap();
+        // SAFETY: takes numbers only.
+        assert_eq!(unsafe { libc::fcntl(to.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }, 0);
+        let mut reporter = Reporter { file: File::from(OwnedFd::from(to)), torn: false, bar: None, steps: 9 };
+        reporter.event("whole", json!({}));
+        reporter.event("long", json!({ "text": "x".repeat(1 << 20) }));
+        reporter.event("none", json!({}));
+        let mut bytes = vec![0; 1 << 20];
+        let got = from.read(&mut bytes).unwrap();
+        reporter.event("next", json!({}));
+        reporter.event("last", json!({}));
+        drop(reporter);
+        let mut rest = Vec::new();
+        from.read_to_end(&mut rest).unwrap();
+        let text = String::from_utf8([&bytes[..got], &rest].concat()).unwrap();
+        let events =
+            text.lines().filter_map(|line| Some(serde_json::from_str::<Value>(line).ok()?["event"].to_string()));
+        assert_eq!(events.collect::<Vec<_>>(), ["\"whole\"", "\"next\"", "\"last\""]);
     }
 
     #[test]

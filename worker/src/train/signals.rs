@@ -1,5 +1,6 @@
 //! SIGUSR1 and SIGTERM: the first asks for a checkpoint at the next step's end, the second
-//! ends this process at once. Where there is nothing to save the first does that, too.
+//! ends this process at once. Where there is nothing to save the first does that, too. And
+//! SIGXFSZ, which is an error of a write.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -27,6 +28,14 @@ pub fn take() {
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
     }
+}
+
+/// A file that reaches the limit of a file's size (ulimit -f, which srun hands on) is an
+/// error that names the file, as it is to Python; by default the signal ends the process
+/// without a word.
+pub fn ignore_file_limit() {
+    // SAFETY: takes numbers only.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// From now on a first signal is waited for with [`asked`], or no longer.

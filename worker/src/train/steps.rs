@@ -1,5 +1,7 @@
 //! From the first rank that is there to the exported model.
 
+use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
@@ -9,6 +11,7 @@ use super::places::{Place, sharing};
 use super::{TrainError, export, learning_rate, output, restarts, signals};
 use crate::checkpoint::{
     CheckpointError, Checkpoints, Chosen, Dtype, Export, Exporter, Import, PartMut, Schedule, TrainState, What, agree,
+    why,
 };
 use crate::comm::{Collective, Tag};
 use crate::config::{Config, ExportDtype, changed};
@@ -319,7 +322,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         state.schedule =
             Schedule { steps: train.steps, warmup_steps: train.warmup_steps, lr: train.lr, min_lr: train.min_lr };
         // One whose steps are all done, too: what it cannot export it would try for ever.
-        let save_time = count_start(comm, config, state.step)?;
+        let save_time = count_start(comm, job, state.step)?;
 
         let mut sharded = Sharded::new(engine, spec.units(), sequences, train.seq_len * spec.hidden, rank, world)?;
         let model = Model::new(engine, &spec, sequences, train.seq_len, train.loss_chunk)?;
@@ -346,8 +349,10 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         let mut reporter = None;
         if rank == 0 {
             let opened = Reporter::open(&train.output_dir, train.steps, state.step);
-            let place = train.output_dir.join(metrics::FILE);
-            reporter = Some(opened.map_err(|error| TrainError::Storage(format!("{}: {error}", place.display())))?);
+            reporter = Some(opened.map_err(|error| {
+                let (host, place) = (job.host, train.output_dir.join(metrics::FILE));
+                TrainError::Storage(format!("rank 0 on {host} could not write {}: {}", place.display(), why(&error)))
+            })?);
         }
         let mut training = Training {
             kept: if choice.chosen.is_some() { state.step } else { 0 },
@@ -631,12 +636,15 @@ fn resumed(config: &Config, identity: &Value, chosen: &Chosen, tells: bool) -> R
 
 /// Rank 0 counts this start; too many without progress end here. Gives how long the last save
 /// took, seconds.
-fn count_start<E: Engine, C: Collective<E>>(comm: &mut C, config: &Config, step: u64) -> Result<f64> {
+fn count_start<E: Engine, C: Collective<E>>(comm: &mut C, job: &Job<'_>, step: u64) -> Result<f64> {
+    let (config, host) = (job.config, job.host);
     let output = &config.train.output_dir;
+    let failed = |verb: &str, path: &Path, error: &io::Error| {
+        CheckpointError::Storage(format!("rank 0 on {host} could not {verb} {}: {}", path.display(), why(error)))
+    };
     let count = || {
-        std::fs::create_dir_all(output)
-            .and_then(|()| restarts::count(output, step))
-            .map_err(|error| CheckpointError::Storage(format!("train.output_dir = {}: {error}", output.display())))
+        std::fs::create_dir_all(output).map_err(|error| failed("make", output, &error))?;
+        restarts::count(output, step).map_err(|error| failed("write", &output.join(restarts::FILE), &error))
     };
     let own = (comm.rank() == 0).then(count);
     let counted = agree(comm, Tag::of("restarts", 0), own)?;
