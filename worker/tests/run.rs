@@ -8,6 +8,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use common::ranks::{Ended, codes, command, end, free_port, spawn, start, start_each, wait_for_start, wait_for_step};
@@ -110,13 +111,31 @@ fn a_second_signal_ends_at_once() {
     let more = ["train.steps=100000", "train.global_batch_size=1000000", "train.seq_len=128"];
     let ranks = start(&place, 1, &more);
     wait_for_start(&place);
-    std::thread::sleep(Duration::from_millis(300));
+    thread::sleep(Duration::from_millis(300));
     ranks[0].signal(libc::SIGTERM);
-    std::thread::sleep(Duration::from_millis(300));
+    thread::sleep(Duration::from_millis(300));
     ranks[0].signal(libc::SIGTERM);
     let ended = end(ranks);
     assert_eq!(codes(&ended), [Some(75)], "{}", ended[0].said);
     assert!(ended[0].said.contains("at once"), "{}", ended[0].said);
+}
+
+/// `scontrol suspend` stops all ranks, and not all of them go on at the same moment: what
+/// they had waited for before is not over because of that.
+#[test]
+fn a_suspended_training_goes_on_however_long_its_deadlines_have_passed() {
+    let place = Place::new("suspended");
+    let ranks = start(&place, 3, &["train.steps=2000", "comm.timeout=2", "comm.silence=3"]);
+    wait_for_step(&place, 3);
+    ranks.iter().for_each(|rank| rank.signal(libc::SIGSTOP));
+    thread::sleep(Duration::from_secs(6));
+    for rank in &ranks {
+        rank.signal(libc::SIGCONT);
+        thread::sleep(Duration::from_millis(400));
+    }
+    let ended = end(ranks);
+    assert_eq!(codes(&ended), [Some(0); 3], "{}{}", ended[0].said, ended[1].said);
+    assert_eq!(losses(&place.dir("output")).len(), 2000);
 }
 
 #[test]
@@ -133,10 +152,8 @@ fn starts_without_progress_are_held() {
         }
         wait_for_step(&place, 1);
         fs::remove_file(place.dir("output/metrics.jsonl")).unwrap();
-        for rank in ranks {
-            rank.signal(libc::SIGKILL);
-            assert_eq!(rank.end().signal, Some(libc::SIGKILL));
-        }
+        ranks.iter().for_each(|rank| rank.signal(libc::SIGKILL));
+        end(ranks);
     }
 }
 

@@ -227,19 +227,20 @@ impl Shared {
 
 /// The time in which this process ran: a job that is suspended stands still with all its
 /// deadlines.
-struct Clock {
+#[derive(Debug)]
+pub(super) struct Clock {
     began: Instant,
     looked: Instant,
     stood: Duration,
 }
 
 impl Clock {
-    fn new() -> Clock {
+    pub(super) fn new() -> Clock {
         Clock { began: Instant::now(), looked: Instant::now(), stood: Duration::ZERO }
     }
 
-    /// To be called about every [`TICK`]: for how long it stood still since it was last.
-    fn look(&mut self) -> Option<Duration> {
+    /// To be called at least every second: for how long it stood still since it was last.
+    pub(super) fn look(&mut self) -> Option<Duration> {
         let gap = self.looked.elapsed();
         self.looked = Instant::now();
         let stood = (gap > STOPPED).then_some(gap);
@@ -248,7 +249,7 @@ impl Clock {
     }
 
     /// Since it began.
-    fn ran(&self) -> Duration {
+    pub(super) fn ran(&self) -> Duration {
         self.began.elapsed().saturating_sub(self.stood)
     }
 }

@@ -21,7 +21,7 @@ use super::link::{Link, Stream};
 use super::socket;
 use super::turn::Group;
 use crate::comm::CommError;
-use crate::comm::control::{Control, Peer, Terms};
+use crate::comm::control::{Clock, Control, Peer, Terms};
 
 /// What the accepting side says first; its last digits are the version.
 const GREETING: [u8; 8] = *b"pgdata01";
@@ -400,6 +400,7 @@ pub(super) fn connections(terms: &Terms, door: Door, control: Control, peers: &[
         outs: (0..slots).map(|_| None).collect(),
     };
     let (began, limit) = (Instant::now(), REACHED.min(terms.start));
+    let mut clock = Clock::new();
     let mut strangers: Vec<Stranger> = Vec::new();
     let mut calls: Vec<Call> = (0..slots)
         .map(|slot| Call {
@@ -414,7 +415,8 @@ pub(super) fn connections(terms: &Terms, door: Door, control: Control, peers: &[
         .collect();
     while !calls.is_empty() || meeting.ins.iter().any(Option::is_none) {
         let now = Instant::now();
-        let left = (began + limit).saturating_duration_since(now);
+        clock.look();
+        let left = limit.saturating_sub(clock.ran());
         if left.is_zero() {
             return Err(meeting.absent(&calls));
         }

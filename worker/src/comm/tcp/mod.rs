@@ -15,7 +15,7 @@ mod small;
 mod socket;
 mod turn;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use zerocopy::IntoBytes;
 
@@ -23,7 +23,7 @@ use self::header::{Dtype, Header};
 use self::meet::Door;
 use self::ring::Round;
 use self::turn::{Group, Turn};
-use super::control::{Control, Terms};
+use super::control::{Clock, Control, Terms};
 use super::{Collective, CommError, Exchange, Op, Tag};
 use crate::engine::Cpu;
 
@@ -84,8 +84,7 @@ impl Tcp {
         self.sequence += 1;
         let header = Header::new(op, tag, self.sequence, dtype, count as u64, root);
         self.group.control.enter(self.sequence, op, tag, count as u64);
-        let deadline = Instant::now() + self.timeout;
-        let mut turn = Turn { group: &mut self.group, header, deadline, timeout: self.timeout };
+        let mut turn = Turn { group: &mut self.group, header, clock: Clock::new(), timeout: self.timeout };
         let result = turn.start().and_then(|()| work(&mut turn, &mut self.scratch));
         match &result {
             Ok(_) => self.group.control.leave(),

@@ -10,10 +10,14 @@ use palingenesis::system::sockets;
 use super::header::{self, Header};
 use super::link::Link;
 use crate::comm::CommError;
-use crate::comm::control::Control;
+use crate::comm::control::{Clock, Control};
 
 /// How long the store is asked who is gone before the neighbour is blamed.
 const VERDICT: Duration = Duration::from_secs(1);
+
+/// Between two looks at the clock, so that a job that was suspended is known from ranks that
+/// are late.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// How long the notice of an error may take from rank to rank behind the store's word.
 const NOTICE: Duration = Duration::from_millis(300);
@@ -43,7 +47,8 @@ pub(super) struct Sending<'a> {
 pub(super) struct Turn<'a> {
     pub(super) group: &'a mut Group,
     pub(super) header: Header,
-    pub(super) deadline: Instant,
+    /// Since the operation began.
+    pub(super) clock: Clock,
     pub(super) timeout: Duration,
 }
 
@@ -90,9 +95,10 @@ impl Turn<'_> {
         }
     }
 
-    /// Waits until `ins[read]` has bytes or `outs[write]` room.
+    /// Waits until `ins[read]` has bytes or `outs[write]` room, or a while.
     pub(super) fn wait(&mut self, read: Option<usize>, write: Option<usize>) -> Result<(), CommError> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        self.clock.look();
+        let left = self.timeout.saturating_sub(self.clock.ran());
         if left.is_zero() {
             let who = self.group.control.waiting_for(self.header.sequence);
             return Err(CommError::Late { who, op: self.header.name(), after: self.timeout });
@@ -108,7 +114,8 @@ impl Turn<'_> {
         let watched: Vec<usize> =
             group.outs.iter_mut().enumerate().filter_map(|(out, link)| open((out, link)).then_some(out)).collect();
         fds.extend(watched.iter().map(|out| (group.outs[*out].stream.as_fd(), write == Some(*out))));
-        let ready = sockets::wait(&fds, left);
+        // Whoever calls this calls it again.
+        let ready = sockets::wait(&fds, left.min(LOOK));
         drop(fds);
         for (out, _) in watched.into_iter().zip(&ready[outs..]).filter(|(_, ready)| **ready) {
             let link = &mut group.outs[out];
