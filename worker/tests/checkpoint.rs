@@ -531,6 +531,37 @@ fn a_directory_in_which_somebody_keeps_something_else_stays() {
     assert_eq!(purge(output.path(), 2).unwrap().kept, ["step-2", "step-1"]);
 }
 
+/// Where a training is over there is no further save that would do it.
+#[test]
+fn a_start_puts_in_order_what_a_killed_one_has_not_come_to() {
+    let output = tempfile::tempdir().unwrap();
+    save(output.path(), 1);
+    save(output.path(), 2);
+    let all = checkpoints(output.path());
+    let choice = choose(output.path());
+    // Killed between the rename and the link; before any link; and in an export.
+    for link in [Some("step-1"), None] {
+        fs::remove_file(output.path().join("latest")).unwrap();
+        if let Some(link) = link {
+            symlink(link, output.path().join("latest")).unwrap();
+        }
+        let left = output.path().join("final.tmp-a-1");
+        fs::create_dir(&left).unwrap();
+        let mark = r#"{"host":"n1","pid":4194305,"began":1,"launch":"a"}"#;
+        fs::write(left.join("attempt.json"), mark).unwrap();
+        assert_eq!(all.tidy(choice.chosen.as_ref()), Vec::<String>::new());
+        assert_eq!(fs::read_link(output.path().join("latest")).unwrap(), Path::new("step-2"));
+        assert_eq!(names(output.path()), BTreeSet::from(["latest", "step-1", "step-2"].map(String::from)));
+    }
+    // What was chosen elsewhere is no latest one here.
+    let other = tempfile::tempdir().unwrap();
+    save(other.path(), 2);
+    let elsewhere = choose_from(output.path(), &ResumeFrom::Path(other.path().join("step-2"))).unwrap();
+    fs::remove_file(output.path().join("latest")).unwrap();
+    assert_eq!(all.tidy(elsewhere.chosen.as_ref()), Vec::<String>::new());
+    assert!(!output.path().join("latest").exists());
+}
+
 #[test]
 fn what_dead_attempts_left_is_removed_and_nobody_elses() {
     let output = tempfile::tempdir().unwrap();

@@ -147,6 +147,7 @@ pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
 pub(super) fn point(link: &Path, target: &str) -> io::Result<()> {
     match fs::symlink_metadata(link) {
         Ok(found) if !found.is_symlink() => return Ok(()),
+        _ if fs::read_link(link).is_ok_and(|there| there == Path::new(target)) => return Ok(()),
         _ => {}
     }
     let new = link.with_file_name(".latest.new");

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::choose::{Looked, list, look};
+use super::choose::{Chosen, Looked, list, look};
 use super::dcp;
 use super::manifest::Manifest;
 use super::names::{self, DCP, MANIFEST, MARK, Mark, Name};
@@ -46,6 +46,19 @@ impl Checkpoints {
     /// is no error, but a note.
     pub fn purge(&mut self, exchange: &mut dyn Exchange, keep: usize, notice: &mut dyn FnMut(&str)) -> Result<Purged> {
         self.with_all(exchange, PURGE, |all, exchange| all.purge_here(exchange, keep, notice))
+    }
+
+    /// Rank 0 puts in order what a launch before this one has not come to: what it was
+    /// writing is removed, and `latest` is what this one goes on from. Gives what could not
+    /// be removed.
+    #[must_use]
+    pub fn tidy(&self, chosen: Option<&Chosen>) -> Vec<String> {
+        let mut purged = Purged::default();
+        self.sweep(&mut purged);
+        if let Some(chosen) = chosen.filter(|chosen| chosen.dcp.starts_with(self.output.join(&chosen.name))) {
+            let _ = names::point(&self.output.join("latest"), &chosen.name);
+        }
+        purged.notes
     }
 
     fn purge_here(&mut self, exchange: &mut dyn Exchange, keep: usize, notice: &mut dyn FnMut(&str)) -> Result<Purged> {

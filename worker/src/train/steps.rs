@@ -314,6 +314,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         let choice = checkpoints.choose(comm, &train.resume_from, &mut notice)?;
         if rank == 0 {
             choice.skipped.iter().for_each(|skipped| tell(&format!("warning: not resumed from {skipped}")));
+            checkpoints.tidy(choice.chosen.as_ref()).iter().for_each(|note| tell(&format!("warning: {note}")));
         }
         let mut state = TrainState { seed: train.seed, ..TrainState::default() };
         if let Some(chosen) = &choice.chosen {
