@@ -40,11 +40,15 @@ const SILENCE: u64 = 3;
 const KILLED: Duration = Duration::from_secs(2);
 /// Of a stopped rank's others: besides its silence.
 const STOPPED: Duration = Duration::from_secs(5);
+/// Longer than any deadline of a suspended training, which are TIMEOUT and SILENCE.
+const SUSPENDED: Duration = Duration::from_secs(7);
+/// `comm.timeout`, seconds, of what is suspended, and of all others.
+const TIMEOUT: [u64; 2] = [5, 30];
 /// Nobody's: it must appear nowhere.
 const KEY: &str = "5ec2e7005ec2e7015ec2e7025ec2e7035ec2e7045ec2e7055ec2e7065ec2e707";
 
 /// About a million parameters: saving takes a good part of the time.
-const MODEL: [&str; 9] = [
+const MODEL: [&str; 8] = [
     "model.shape.hidden_size=128",
     "model.shape.num_hidden_layers=6",
     "model.shape.head_dim=16",
@@ -53,28 +57,34 @@ const MODEL: [&str; 9] = [
     "train.lr=1e-3",
     "train.min_lr=0",
     "comm.start_timeout=30",
-    "comm.timeout=30",
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
     Kill,
     KillInSave,
+    /// All ranks of a node.
+    KillNode,
+    KillAll,
     Stop,
     StopInSave,
+    /// All, and all go on.
+    Suspend,
     FullDisk,
     FileLimit,
     FlippedBit,
     Truncated,
 }
 
-use Fault::{FileLimit, FlippedBit, FullDisk, Kill, KillInSave, Stop, StopInSave, Truncated};
+use Fault::{
+    FileLimit, FlippedBit, FullDisk, Kill, KillAll, KillInSave, KillNode, Stop, StopInSave, Suspend, Truncated,
+};
 
-/// By number: each kind but one is among the first seven.
+/// By number.
 const FAULTS: [Fault; 25] = [
-    Kill, KillInSave, Stop, FullDisk, FlippedBit, Truncated, FileLimit, StopInSave, Kill, KillInSave, Kill, FullDisk,
-    KillInSave, Stop, Kill, KillInSave, FlippedBit, Kill, FullDisk, KillInSave, Stop, Truncated, StopInSave, Kill,
-    KillInSave,
+    Kill, KillInSave, Stop, FullDisk, FlippedBit, Truncated, FileLimit, StopInSave, KillNode, KillInSave, KillAll,
+    FullDisk, KillInSave, Stop, Kill, KillInSave, FlippedBit, Suspend, FullDisk, KillNode, Stop, Truncated, StopInSave,
+    Kill, KillAll,
 ];
 
 /// A directory with everything that trainings are given, and things that are not theirs.
@@ -137,7 +147,7 @@ impl Tree {
     }
 
     /// All ranks of a training, as of two nodes: what goes between them goes over TCP.
-    fn start(&self, world: u32, output: &Path) -> Vec<Rank> {
+    fn start(&self, world: u32, output: &Path, timeout: u64) -> Vec<Rank> {
         let port = free_port("127.0.0.1");
         let rank = |rank| {
             let mut command = command(&self.place, rank, world, ("127.0.0.1", port));
@@ -159,6 +169,7 @@ impl Tree {
                 .arg(format!("checkpoint.every={EVERY}"))
                 .arg(format!("checkpoint.keep={KEEP}"))
                 .arg(format!("comm.silence={SILENCE}"))
+                .arg(format!("comm.timeout={timeout}"))
                 .arg(format!("train.output_dir={}", output.display()));
             spawn(command)
         };
@@ -167,7 +178,7 @@ impl Tree {
 
     fn reference(&self, world: u32) -> Reference {
         let output = self.place.dir(&format!("reference-{world}"));
-        let mut ranks = self.start(world, &output);
+        let mut ranks = self.start(world, &output, TIMEOUT[1]);
         assert!(all_are_there(&mut ranks, &output), "{}", end(ranks)[0].said);
         let began = Instant::now();
         let ended = end(ranks);
@@ -361,7 +372,7 @@ impl Round<'_> {
         self.starts_told = events(&self.output).0.iter().filter(|event| event["event"] == "start").count() as u32;
         let (start, world) = (self.starts, self.world);
         self.say(&format!("start {start} of {world} ranks, newest complete checkpoint {newest:?}, there is {left:?}"));
-        (self.tree.start(world, &self.output), newest)
+        (self.tree.start(world, &self.output, TIMEOUT[usize::from(self.fault != Suspend)]), newest)
     }
 
     /// Checks that a start went on from where it should.
@@ -386,15 +397,19 @@ impl Round<'_> {
 
     /// Waits for a moment after all ranks have met: `at` is in steps, and its fraction of the
     /// time of one.
-    fn wait_for(&mut self, ranks: &mut [Rank], at: f64) {
+    fn wait_for(&mut self, ranks: &mut [Rank], from: u64, at: f64) {
         let step = Duration::from_secs_f64(self.reference(self.world).took.as_secs_f64() / STEPS as f64);
-        let whole = at.floor() as u64;
+        let whole = (at.floor() as u64).min(STEPS);
         let limit = Instant::now() + SURELY;
-        while progress(&self.output, self.starts_told).unwrap_or(0) < whole && !ranks.iter_mut().any(Rank::has_ended) {
+        // Before its first step it looks for a checkpoint, checks and loads it.
+        while whole > from
+            && progress(&self.output, self.starts_told).unwrap_or(0) < whole
+            && !ranks.iter_mut().any(Rank::has_ended)
+        {
             assert!(Instant::now() < limit, "no step {whole} within a minute");
             thread::sleep(Duration::from_millis(1));
         }
-        thread::sleep(step.mul_f64(at.fract()));
+        thread::sleep(step.mul_f64(at - whole as f64));
     }
 
     /// Waits until a save is under way; gives its directory.
@@ -413,48 +428,85 @@ impl Round<'_> {
     }
 
     /// A random moment of a start that goes on from `from`, or of its saves.
-    fn moment(&mut self, ranks: &mut [Rank], from: u64, in_save: bool) -> Option<String> {
+    fn moment(&mut self, ranks: &mut [Rank], from: u64) -> Option<String> {
         assert!(all_are_there(ranks, &self.output), "a rank has ended at once");
+        let in_save = match self.fault {
+            KillInSave | StopInSave => true,
+            KillNode | KillAll => self.random.below(2) == 0,
+            _ => false,
+        };
         if in_save {
             let least = from as f64 + (STEPS - from) as f64 * 0.8 * self.random.part();
-            self.wait_for(ranks, least.floor());
+            self.wait_for(ranks, from, least.floor());
             return self.wait_for_save(ranks);
         }
-        // For a damaged checkpoint, another one must be there.
-        let least = if matches!(self.fault, FlippedBit | Truncated) { 2 * EVERY + 1 } else { from };
-        let at = least as f64 + (STEPS as f64 + 0.5 - least as f64).max(0.5) * self.random.part();
+        let (from_there, end) = (from as f64, STEPS as f64);
+        let part = self.random.part();
+        let at = match self.random.below(8) {
+            // For a damaged checkpoint another one must be there.
+            _ if matches!(self.fault, FlippedBit | Truncated) => (2 * EVERY + 1) as f64 + (end - 5.0) * part,
+            0 => from_there + part,
+            // The last save, and the export.
+            1 => end + 1.6 * part,
+            _ => from_there + (end - from_there) * part,
+        };
         self.say(&format!("a random moment: step {at:.3}"));
-        self.wait_for(ranks, at);
+        self.wait_for(ranks, from, at);
         None
     }
 
-    /// Kills or stops a random rank at a random moment; checks how the others end.
-    fn strike(&mut self, row: &mut Row, stop: bool, in_save: bool) -> Option<Rank> {
+    /// Whom it is done to.
+    fn victims(&mut self) -> Vec<u32> {
+        let world = self.world;
+        match self.fault {
+            KillAll | Suspend => (0..world).collect(),
+            KillNode => {
+                let node = ["n1", "n2"][self.random.below(2) as usize];
+                (0..world).filter(|rank| host(*rank, world) == node).collect()
+            }
+            _ => vec![self.random.below(world.into()) as u32],
+        }
+    }
+
+    /// Kills or stops random ranks at a random moment; checks how the others end. Gives
+    /// those that were stopped.
+    fn strike(&mut self, row: &mut Row) -> Vec<Rank> {
         let left = names(&self.output);
         let (mut ranks, newest) = self.start();
-        let save = self.moment(&mut ranks, newest.unwrap_or(0), in_save);
-        let rank = self.random.below(self.world.into()) as u32;
-        let mut struck = ranks.remove(rank as usize);
-        let over = struck.has_ended();
-        let before = save.as_ref().is_some_and(|name| self.output.join(name).exists());
+        let save = self.moment(&mut ranks, newest.unwrap_or(0));
+        let victims = self.victims();
+        let stop = matches!(self.fault, Stop | StopInSave);
+        let mut all: Vec<(u32, Rank)> = (0..).zip(ranks).collect();
+        let mut struck: Vec<(u32, Rank)> = all.extract_if(.., |(rank, _)| victims.contains(rank)).collect();
+        let over = struck.iter_mut().any(|(_, rank)| rank.has_ended());
+        let is_there = || save.as_ref().is_some_and(|name| self.output.join(name).exists());
+        let before = is_there();
         let since = Instant::now();
-        if !over {
-            struck.signal(if stop { libc::SIGSTOP } else { libc::SIGKILL });
+        for (_, rank) in struck.iter_mut().filter(|_| !over) {
+            rank.signal(if stop { libc::SIGSTOP } else { libc::SIGKILL });
         }
-        let after = save.as_ref().is_some_and(|name| self.output.join(name).exists());
-        self.say(&format!("rank {rank} on {} {}", host(rank, self.world), if stop { "stopped" } else { "killed" }));
-        row.hits += u32::from(!in_save || (before && after));
+        row.hits += u32::from(save.is_none() || (before && is_there()));
+        self.say(&format!("ranks {victims:?} {}", if stop { "stopped" } else { "killed" }));
 
-        let ended = end(ranks);
-        let took = ended.iter().map(|rank| rank.when).max().unwrap().saturating_duration_since(since);
-        let mut first = ended.first().map(|rank| rank.said.clone()).unwrap_or_default();
-        let mut struck = Some(struck);
-        if !stop {
-            let killed = struck.take().unwrap().end();
-            if rank == 0 {
-                first.clone_from(&killed.said);
+        let mut first = String::new();
+        let mut stopped = Vec::new();
+        if stop {
+            stopped = struck.into_iter().map(|(_, rank)| rank).collect();
+        } else {
+            for (rank, process) in struck {
+                let killed = process.end();
+                if rank == 0 {
+                    first.clone_from(&killed.said);
+                }
+                self.hear("the killed rank", &[killed]);
             }
-            self.hear("the killed rank", &[killed]);
+        }
+        let zero = all.first().is_some_and(|(rank, _)| *rank == 0);
+        let ended = end(all.into_iter().map(|(_, rank)| rank).collect());
+        let last = ended.iter().map(|rank| rank.when).max();
+        let took = last.map(|last| last.saturating_duration_since(since));
+        if zero {
+            first.clone_from(&ended[0].said);
         }
         self.say(&format!("{took:.2?} from then to the end of the others"));
         self.hear("other", &ended);
@@ -464,18 +516,44 @@ impl Round<'_> {
             // It was over, or as good as: whoever has not ended with success is started again.
             row.late += 1;
             assert!(codes(&ended).iter().all(|code| [Some(0), Some(75)].contains(code)), "{:?}", codes(&ended));
-            return struck;
+            return stopped;
         }
         assert!(codes(&ended).iter().all(|code| *code == Some(75)), "{:?}", codes(&ended));
         let why = if stop { format!("nothing was heard of it for {SILENCE} s") } else { String::new() };
-        let who = format!(": rank {rank} on {} is gone ({why}", host(rank, self.world));
         for other in &ended {
-            assert!(other.last().contains("error: ") && other.last().contains(&who), "not named: {}", other.last());
+            let last = other.last();
+            let named = victims
+                .iter()
+                .any(|rank| last.contains(&format!(": rank {rank} on {} is gone ({why}", host(*rank, self.world))));
+            assert!(named && last.contains("error: "), "not named: {last}");
         }
         let limit = if stop { Duration::from_secs(SILENCE) + STOPPED } else { KILLED };
-        assert!(took < limit, "the others took {took:?}");
+        assert!(took.is_none_or(|took| took < limit), "the others took {took:?}");
+        row.took.extend(took);
+        stopped
+    }
+
+    /// Stops all for longer than any deadline: none is blamed, all go on.
+    fn suspend(&mut self, row: &mut Row) {
+        let left = names(&self.output);
+        let (mut ranks, newest) = self.start();
+        self.moment(&mut ranks, 0);
+        ranks.iter().for_each(|rank| rank.signal(libc::SIGSTOP));
+        thread::sleep(SUSPENDED);
+        // Nodes are not told at the same moment.
+        let late = self.random.below(self.world.into()) as usize;
+        ranks.iter().enumerate().filter(|(rank, _)| *rank != late).for_each(|(_, rank)| rank.signal(libc::SIGCONT));
+        thread::sleep(Duration::from_millis(self.random.below(1000)));
+        let since = Instant::now();
+        ranks[late].signal(libc::SIGCONT);
+        let ended = end(ranks);
+        let took = ended.iter().map(|rank| rank.when).max().unwrap().saturating_duration_since(since);
+        self.say(&format!("{took:.2?} from SIGCONT to the end"));
+        self.hear("rank", &ended);
+        assert!(codes(&ended).iter().all(|code| *code == Some(0)), "{:?}", codes(&ended));
+        self.check_start(&ended[0].said, newest, &left);
         row.took.push(took);
-        struck
+        row.hits += 1;
     }
 
     /// One that was stopped, once the others are gone.
@@ -501,7 +579,7 @@ impl Round<'_> {
         let mut who = None;
         if at_some_moment {
             assert!(all_are_there(&mut ranks, &self.output), "a rank has ended at once");
-            self.wait_for(&mut ranks, at);
+            self.wait_for(&mut ranks, 0, at);
             since = Instant::now();
             if self.fault == FullDisk {
                 let mut filler = File::create(disk.join("filler")).unwrap();
@@ -581,7 +659,7 @@ impl Round<'_> {
             // Nobody has told it: it wakes up when its training is already going on without it.
             all_are_there(&mut ranks, &self.output);
             let at = newest.unwrap_or(0) as f64 + 4.0 * self.random.part();
-            self.wait_for(&mut ranks, at);
+            self.wait_for(&mut ranks, newest.unwrap_or(0), at);
             self.go_on(stopped);
         }
         let ended = end(ranks);
@@ -688,14 +766,15 @@ impl Round<'_> {
 
         let (mut spoilt, mut stopped) = (None, None);
         match self.fault {
-            Kill | KillInSave => {
+            Kill | KillInSave | KillNode | KillAll => {
+                // One in three is struck again when it goes on.
                 for _ in 0..1 + self.random.below(3) / 2 {
-                    self.strike(&mut row, false, self.fault == KillInSave);
+                    self.strike(&mut row);
                     self.other_world();
                 }
             }
             Stop | StopInSave => {
-                let struck = self.strike(&mut row, true, self.fault == StopInSave);
+                let struck = self.strike(&mut row).pop();
                 let how = self.random.below(3);
                 self.say(["it goes on now", "it is killed", "it goes on later"][how as usize]);
                 match (struck, how) {
@@ -705,12 +784,13 @@ impl Round<'_> {
                 }
                 self.other_world();
             }
+            Suspend => self.suspend(&mut row),
             FullDisk | FileLimit => {
                 self.fill(&mut row, size.is_none_or(|size| size == 40 * model));
                 self.other_world();
             }
             FlippedBit | Truncated => {
-                self.strike(&mut row, false, false);
+                self.strike(&mut row);
                 spoilt = Some(self.spoil());
                 self.other_world();
             }
