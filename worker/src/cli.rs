@@ -19,6 +19,8 @@ use palingenesis_worker::data::{Dataset, prepare};
 use palingenesis_worker::engine::Cpu;
 use palingenesis_worker::train::{self, End, Job, TrainError, signals};
 
+use crate::watch;
+
 const AFTER: &str = "\
 Started without any argument it prints which rank it was given, so that a cluster can be tried out.
 
@@ -129,8 +131,11 @@ fn train(environment: &Environment, config: &Path, overrides: &[String], started
     signals::take();
     let outcome = match &ranks {
         None => train::run(&engine, &mut Local::alone(), &job),
-        Some(ranks) => {
-            join(environment, ranks, &config, &host).and_then(|mut group| match train::run(&engine, &mut group, &job) {
+        Some(ranks) => join(environment, ranks, &config, &host).and_then(|mut group| {
+            watch::begin(group.control().watch(), format!("rank {} on {host}", ranks.rank));
+            let outcome = train::run(&engine, &mut group, &job);
+            watch::end();
+            match outcome {
                 Ok(end) => {
                     group.end();
                     Ok(end)
@@ -141,8 +146,8 @@ fn train(environment: &Environment, config: &Path, overrides: &[String], started
                     }
                     Err(error)
                 }
-            })
-        }
+            }
+        }),
     };
     match outcome {
         Ok(End::Done) => Ok(String::new()),

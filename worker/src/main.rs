@@ -1,6 +1,7 @@
 //! palingenesis-worker: trains, prepares data, and says which rank it was given.
 
 mod cli;
+mod watch;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};

@@ -55,6 +55,33 @@ fn a_killed_rank_is_named_and_the_next_start_goes_on() {
     assert!(ended[0].said.contains("from step-"), "{}", ended[0].said);
 }
 
+/// Who computes between two operations looks at no connection. Elsewhere it takes a timeout
+/// of half an hour: <https://github.com/NVIDIA/nccl/issues/395>.
+#[test]
+fn a_rank_that_computes_for_long_ends_soon_after_another_one_is_killed() {
+    let place = Place::new("computes");
+    // One block's attention takes many seconds, and no memory.
+    let more = [
+        "train.seq_len=8192",
+        "model.shape.max_position_embeddings=8192",
+        "model.shape.num_attention_heads=32",
+        "train.micro_batch_size=1",
+        "train.global_batch_size=3",
+    ];
+    let mut ranks = start(&place, 3, &more);
+    wait_for_start(&place);
+    thread::sleep(Duration::from_secs(1));
+    let killed = ranks.remove(2);
+    let since = Instant::now();
+    killed.signal(libc::SIGKILL);
+    for rank in end(ranks) {
+        let took = rank.when.saturating_duration_since(since);
+        assert_eq!(rank.code, Some(75), "{}", rank.said);
+        assert!(rank.last().contains("error: ") && rank.last().contains(": rank 2 on "), "{}", rank.said);
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
+}
+
 #[test]
 fn a_signal_writes_a_checkpoint_and_asks_for_another_start() {
     for (signal, to) in [(libc::SIGUSR1, 1), (libc::SIGTERM, 0)] {

@@ -264,6 +264,29 @@ pub struct Control {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// Sees from any thread that the group is broken.
+pub struct Watch(Arc<Shared>);
+
+impl Watch {
+    /// Waits until it is, and says how.
+    #[must_use]
+    pub fn broken(&self) -> CommError {
+        let mut broken = lock(&self.0.broken);
+        loop {
+            match &*broken {
+                Some(error) => return error.clone(),
+                None => broken = self.0.is_broken.wait(broken).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
 /// Which thread of the process it is.
 fn start_thread(run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CommError> {
     let named = std::thread::Builder::new().name("control".to_owned());
@@ -346,6 +369,12 @@ impl Control {
     #[must_use]
     pub fn broken(&self) -> Option<CommError> {
         self.shared.broken()
+    }
+
+    /// For a thread that is to see it while this rank does something else.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::clone(&self.shared))
     }
 
     /// The same, waited for: who has lost a data connection knows sooner than anybody that
