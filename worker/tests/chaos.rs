@@ -4,9 +4,9 @@
 //! newest checkpoint that is complete, as this test judges it by itself, and computes the
 //! same numbers as a training that nothing has happened to.
 //!
-//! Seven trainings, one of each kind; with PALINGENESIS_SOAK=N as many as N, and at least
-//! 50. PALINGENESIS_CHAOS_SEED=SEED repeats what SEED decided, SEED/NUMBER one training of
-//! it; PALINGENESIS_CHAOS_FAULT=KIND takes that kind only.
+//! Seven trainings, each with another fault; with PALINGENESIS_SOAK=N as many as N, and at
+//! least 50. PALINGENESIS_CHAOS_SEED=SEED repeats what SEED decided, SEED/NUMBER one
+//! training of it; PALINGENESIS_CHAOS_FAULT=KIND takes that kind only.
 //!
 //! All ranks share one kernel, clock and disk here, whatever nodes they are told to be on:
 //! a dead host, whose connections stay open, is shown by a stopped process only, and what
@@ -901,7 +901,12 @@ fn whatever_happens_the_culprit_is_named_and_the_next_start_goes_on_from_the_new
         // A thread of its own: its mounts end with it, and with it all that it started.
         let outcome = thread::scope(|scope| scope.spawn(|| catch_unwind(AssertUnwindSafe(|| round.run()))).join());
         match outcome.unwrap_or_else(Err) {
-            Ok(row) => rows.push((fault, row)),
+            Ok(row) => {
+                if soak.is_some() {
+                    tell(&format!("chaos: {seed}/{number} ({fault:?}): {:.2?}", row.took));
+                }
+                rows.push((fault, row));
+            }
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
                 let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
