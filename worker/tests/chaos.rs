@@ -339,11 +339,11 @@ fn began(said: &str) -> Option<Began> {
     let lines = || said.lines().filter_map(|line| line.strip_prefix("palingenesis-worker: "));
     let from = lines().find(|line| line.contains(" parameters over "))?.rsplit_once(", from ")?.1;
     let skipped = lines().filter_map(|line| line.strip_prefix("warning: not resumed from ")?.split_once(": "));
-    let kept = lines().filter_map(|line| step_of(line.split_once(" is kept: ")?.0));
+    let mut kept = lines().filter_map(|line| step_of(line.split_once(" is kept: ")?.0));
     Some(Began {
         from: (from != "the beginning").then(|| from.to_string()),
         skipped: skipped.map(|(name, why)| (name.to_string(), why.to_string())).collect(),
-        kept: kept.last(),
+        kept: kept.next_back(),
     })
 }
 

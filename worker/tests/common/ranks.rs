@@ -5,6 +5,7 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::{Place, losses};
@@ -16,7 +17,7 @@ pub const SURELY: Duration = Duration::from_secs(60);
 /// it, stopped or not.
 pub struct Rank {
     pub child: Child,
-    said: Option<std::thread::JoinHandle<String>>,
+    said: Option<JoinHandle<String>>,
     status: Option<(ExitStatus, Instant)>,
 }
 
@@ -60,7 +61,7 @@ impl Rank {
                 let said = self.said.take().unwrap().join().unwrap();
                 panic!("it did not end within a minute: {said}");
             }
-            std::thread::sleep(Duration::from_millis(2));
+            thread::sleep(Duration::from_millis(2));
         }
         self.over()
     }
@@ -85,8 +86,12 @@ impl Drop for Rank {
 /// Waits for all of them at once, so that each end's time is right.
 pub fn end(mut ranks: Vec<Rank>) -> Vec<Ended> {
     let limit = Instant::now() + SURELY;
-    while !ranks.iter_mut().fold(true, |all, rank| rank.has_ended() && all) && Instant::now() < limit {
-        std::thread::sleep(Duration::from_millis(1));
+    loop {
+        let left = ranks.iter_mut().filter_map(|rank| (!rank.has_ended()).then_some(())).count();
+        if left == 0 || Instant::now() > limit {
+            break;
+        }
+        thread::sleep(Duration::from_millis(1));
     }
     ranks.into_iter().map(Rank::end).collect()
 }
@@ -126,7 +131,7 @@ pub fn spawn(mut command: Command) -> Rank {
     }
     let mut child = command.spawn().unwrap();
     let mut stderr = child.stderr.take().unwrap();
-    let said = std::thread::spawn(move || {
+    let said = thread::spawn(move || {
         let mut said = Vec::new();
         let _ = stderr.read_to_end(&mut said);
         String::from_utf8_lossy(&said).into_owned()
@@ -157,7 +162,7 @@ pub fn wait_for_step(place: &Place, step: u64) {
     let output = place.dir("output");
     while !output.join("metrics.jsonl").exists() || losses(&output).last().is_none_or(|(at, _)| *at < step) {
         assert!(Instant::now() < limit, "no step {step} within a minute");
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -166,6 +171,6 @@ pub fn wait_for_start(place: &Place) {
     let limit = Instant::now() + SURELY;
     while !fs::read_to_string(place.dir("output/metrics.jsonl")).is_ok_and(|text| text.contains("start")) {
         assert!(Instant::now() < limit, "no start within a minute");
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
 }
