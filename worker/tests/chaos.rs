@@ -470,7 +470,7 @@ impl Round<'_> {
 
     /// Kills or stops random ranks at a random moment; checks how the others end. Gives
     /// those that were stopped.
-    fn strike(&mut self, row: &mut Row) -> Vec<Rank> {
+    fn strike(&mut self, row: &mut Row) -> Vec<(u32, Rank)> {
         let left = names(&self.output);
         let (mut ranks, newest) = self.start();
         let save = self.moment(&mut ranks, newest.unwrap_or(0));
@@ -491,7 +491,7 @@ impl Round<'_> {
         let mut first = String::new();
         let mut stopped = Vec::new();
         if stop {
-            stopped = struck.into_iter().map(|(_, rank)| rank).collect();
+            stopped = struck;
         } else {
             for (rank, process) in struck {
                 let killed = process.end();
@@ -652,13 +652,15 @@ impl Round<'_> {
     }
 
     /// The last start, to the end.
-    fn finish(&mut self, spoilt: Option<(String, String)>, stopped: Option<Rank>) {
+    fn finish(&mut self, spoilt: Option<(String, String)>, stopped: Option<Rank>, holds: bool) {
         let left = names(&self.output);
         let (mut ranks, newest) = self.start();
         if let Some(stopped) = stopped {
             // Nobody has told it: it wakes up when its training is already going on without it.
             all_are_there(&mut ranks, &self.output);
-            let at = newest.unwrap_or(0) as f64 + 4.0 * self.random.part();
+            // While a stopped rank 0 holds output_dir, no other training begins there.
+            let steps = if holds { 0.9 } else { 4.0 };
+            let at = newest.unwrap_or(0) as f64 + steps * self.random.part();
             self.wait_for(&mut ranks, newest.unwrap_or(0), at);
             self.go_on(stopped);
         }
@@ -764,7 +766,7 @@ impl Round<'_> {
         std::os::unix::fs::symlink(self.tree.place.dir("beside/step-9999"), self.output.join("step-9999")).unwrap();
         let before = self.tree.snapshot(&self.output);
 
-        let (mut spoilt, mut stopped) = (None, None);
+        let (mut spoilt, mut stopped, mut holds) = (None, None, false);
         match self.fault {
             Kill | KillInSave | KillNode | KillAll => {
                 // One in three is struck again when it goes on.
@@ -775,6 +777,8 @@ impl Round<'_> {
             }
             Stop | StopInSave => {
                 let struck = self.strike(&mut row).pop();
+                holds = struck.as_ref().is_some_and(|(rank, _)| *rank == 0);
+                let struck = struck.map(|(_, rank)| rank);
                 let how = self.random.below(3);
                 self.say(["it goes on now", "it is killed", "it goes on later"][how as usize]);
                 match (struck, how) {
@@ -796,7 +800,7 @@ impl Round<'_> {
             }
         }
         let swept = stopped.is_none();
-        self.finish(spoilt, stopped);
+        self.finish(spoilt, stopped, holds);
         self.check_end(swept);
         let after = self.tree.snapshot(&self.output);
         let changed: Vec<&PathBuf> =
