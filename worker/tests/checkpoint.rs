@@ -519,6 +519,21 @@ fn a_purge_never_removes_the_last_valid_one_and_incomplete_ones_do_not_count() {
     holds(output.path(), 2, 300);
 }
 
+/// A purge of a scratch file system takes the shards of all ranks; the line is to stay one.
+#[test]
+fn of_very_many_faults_the_first_are_named_and_the_others_counted() {
+    let output = tempfile::tempdir().unwrap();
+    on_all(30, |local| save_as(&mut checkpoints(output.path()), local, 1).unwrap());
+    save(output.path(), 0);
+    let step = output.path().join("step-1");
+    (0..30).for_each(|rank| fs::remove_file(shard(&step, rank)).unwrap());
+    let choice = choose(output.path());
+    assert_eq!(chosen(&choice), Some("step-0"));
+    let expected = "dcp/__0_0.distcp is missing; dcp/__1_0.distcp is missing; dcp/__2_0.distcp is missing; \
+                    dcp/__3_0.distcp is missing; and 26 more";
+    assert!(why(&choice, "step-1").starts_with(expected), "{}", why(&choice, "step-1"));
+}
+
 #[test]
 fn a_directory_in_which_somebody_keeps_something_else_stays() {
     let output = tempfile::tempdir().unwrap();

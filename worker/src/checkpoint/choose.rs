@@ -159,7 +159,7 @@ impl Checkpoints {
         Err(CheckpointError::Damaged(format!(
             "no checkpoint in {} is valid: {}; restore one, or set train.resume_from to one elsewhere, or begin in another train.output_dir",
             self.output.display(),
-            all.join("; ")
+            few(&all)
         )))
     }
 
@@ -235,7 +235,7 @@ impl Checkpoints {
                 self.answer(exchange, &ask)?
             }
         };
-        Ok(if faults.is_empty() { Ok(looked) } else { Err(faults.join("; ")) })
+        Ok(if faults.is_empty() { Ok(looked) } else { Err(few(&faults)) })
     }
 
     /// This rank's share of a question, and all ranks' faults.
@@ -323,7 +323,7 @@ pub(super) fn look(directory: &Path) -> std::result::Result<Looked, String> {
         let faults: Vec<String> = manifest.files.iter().filter_map(|file| misses(directory, file)).collect();
         return match faults.is_empty() {
             true => Ok(Looked { dcp, manifest: Some(manifest), notes: Vec::new() }),
-            false => Err(faults.join("; ")),
+            false => Err(few(&faults)),
         };
     }
     look_at_dcp(directory)
@@ -427,7 +427,7 @@ fn look_at_dcp(directory: &Path) -> std::result::Result<Looked, String> {
             notes.push(format!("{} is not part of it: it is of an older save by more ranks", shard.name));
         }
     }
-    if faults.is_empty() { Ok(Looked { dcp, manifest: None, notes }) } else { Err(faults.join("; ")) }
+    if faults.is_empty() { Ok(Looked { dcp, manifest: None, notes }) } else { Err(few(&faults)) }
 }
 
 struct ShardFile {
@@ -511,6 +511,16 @@ fn directories(path: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+/// The first of what may be as many as there are ranks: an error is one line.
+pub(super) fn few(all: &[String]) -> String {
+    const FEW: usize = 4;
+    let first = all.iter().take(FEW).map(String::as_str).collect::<Vec<_>>().join("; ");
+    match all.len().saturating_sub(FEW) {
+        0 => first,
+        more => format!("{first}; and {more} more"),
+    }
 }
 
 /// "12.3 GB".

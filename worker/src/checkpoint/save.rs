@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::choose::few;
 use super::dcp::{self, Shard};
 use super::early::Early;
 use super::manifest::{FileSum, Manifest, TensorShape};
@@ -125,7 +126,7 @@ impl Checkpoints {
         }
         match failed.is_empty() && stopped == 0 {
             true => Ok(shards),
-            false => Err(CheckpointError::Storage(failed.join("; "))),
+            false => Err(CheckpointError::Storage(few(&failed))),
         }
     }
 
@@ -171,7 +172,7 @@ impl Checkpoints {
         Err(CheckpointError::Storage(format!(
             "train.output_dir is not visible everywhere: {}, made by rank 0 on {made_by}, is not there for {}; let it be a directory that all nodes share",
             place.display(),
-            blind.join("; ")
+            few(&blind)
         )))
     }
 
