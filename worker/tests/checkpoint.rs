@@ -519,6 +519,36 @@ fn a_purge_never_removes_the_last_valid_one_and_incomplete_ones_do_not_count() {
     holds(output.path(), 2, 300);
 }
 
+/// It was told to: train.resume_from = 200.
+#[test]
+fn what_a_training_that_went_back_saves_is_kept_and_so_is_what_lies_ahead_of_it() {
+    let output = tempfile::tempdir().unwrap();
+    [100, 200, 300, 400, 500].into_iter().for_each(|step| save(output.path(), step));
+    let all = on_all(2, |local| {
+        let mut all = checkpoints(output.path());
+        let choice = all.choose(local, &ResumeFrom::Path("200".into()), &mut |_| {}).unwrap();
+        assert_eq!(choice.chosen.unwrap().step, 200);
+        let mut purged = Vec::new();
+        for step in [250, 300] {
+            save_as(&mut all, local, step).unwrap();
+            purged.push(all.purge(local, 3, &mut |_| {}).unwrap());
+        }
+        purged
+    });
+    let [first, second] = &all[0][..] else { panic!("{all:?}") };
+    assert_eq!(first.kept, ["step-250", "step-200", "step-100"]);
+    assert_eq!(first.removed, Vec::<String>::new());
+    assert!(first.notes[0].starts_with("step-500; step-400; step-300: later than step-250"), "{:?}", first.notes);
+    // The step-300 of before is replaced by another one.
+    assert_eq!(second.kept, ["step-300", "step-250", "step-200"]);
+    let mut removed = second.removed.clone();
+    removed.sort();
+    assert_eq!(removed.len(), 2, "{removed:?}");
+    assert!(removed[0] == "step-100" && removed[1].starts_with("step-300.old-"), "{removed:?}");
+    let left = ["latest", "step-200", "step-250", "step-300", "step-400", "step-500"];
+    assert_eq!(names(output.path()), left.map(String::from).into());
+}
+
 /// A purge of a scratch file system takes the shards of all ranks; the line is to stay one.
 #[test]
 fn of_very_many_faults_the_first_are_named_and_the_others_counted() {

@@ -153,6 +153,8 @@ pub struct Checkpoints {
     verified: BTreeMap<String, String>,
     /// The lock on `output_dir`. Rank 0's.
     held: Option<File>,
+    /// The step that this process saved last. Rank 0's.
+    saved: Option<u64>,
 }
 
 impl Checkpoints {
@@ -171,6 +173,7 @@ impl Checkpoints {
             attempts: 0,
             verified: BTreeMap::new(),
             held: None,
+            saved: None,
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::choose::{Chosen, Looked, list, look};
+use super::choose::{Chosen, Looked, few, list, look};
 use super::dcp;
 use super::manifest::Manifest;
 use super::names::{self, DCP, MANIFEST, MARK, Mark, Name};
@@ -37,9 +37,11 @@ pub struct Purged {
 }
 
 impl Checkpoints {
-    /// Keeps the newest `keep` valid checkpoints. Before any is removed, every byte of
-    /// those that remain has been checked by this process, or written by it; `notice` as in
-    /// [`Checkpoints::choose`].
+    /// Keeps the newest `keep` valid checkpoints. Of a training that has gone back to an
+    /// earlier step these are the ones up to where it is: what it left ahead of itself is
+    /// neither counted nor removed, or it would take the place of all that is saved now.
+    /// Before any is removed, every byte of those that remain has been checked by this
+    /// process, or written by it; `notice` as in [`Checkpoints::choose`].
     ///
     /// # Errors
     /// Refused: `keep` is 0. Storage: `output_dir` cannot be read. What cannot be removed
@@ -70,15 +72,17 @@ impl Checkpoints {
         let mut purged = Purged::default();
         self.sweep(&mut purged);
         let (steps, _) = list(&self.output)?;
+        let saved = self.saved.unwrap_or(u64::MAX);
         let mut found = BTreeSet::new();
+        let mut ahead = Vec::new();
         // As cheap as it gets while there is nothing to remove: no shard is read.
         let distinct: BTreeSet<u64> = steps.iter().map(|(step, _)| *step).collect();
-        let few = steps.len() <= keep && distinct.len() == steps.len();
+        let enough = steps.iter().filter(|(step, _)| *step <= saved).count() <= keep && distinct.len() == steps.len();
         for (step, name) in steps {
             let directory = self.output.join(&name);
             // Two of one step are one checkpoint.
-            let counts = found.len() < keep && !found.contains(&step);
-            let judged = match counts && !few {
+            let counts = step <= saved && found.len() < keep && !found.contains(&step);
+            let judged = match counts && !enough {
                 true => self.judge(exchange, &directory, notice)?,
                 false => look(&directory),
             };
@@ -87,6 +91,7 @@ impl Checkpoints {
                 Ok(looked) if looked.manifest.as_ref().is_some_and(|manifest| manifest.step != step) => {
                     purged.notes.push(format!("{name}: its {MANIFEST} is that of another step"));
                 }
+                Ok(_) if step > saved => ahead.push(name),
                 Ok(_) if counts => {
                     found.insert(step);
                     purged.kept.push(name);
@@ -98,6 +103,14 @@ impl Checkpoints {
                 // Another program's: its to remove.
                 Ok(_) => purged.kept.push(name),
             }
+        }
+        if !ahead.is_empty() {
+            purged.notes.push(format!(
+                "{}: later than step-{saved}, where this training is, so neither counted nor removed; with \
+                 train.resume_from = auto the next start goes on from the newest of them that is valid: move them away if \
+                 it is not to",
+                few(&ahead)
+            ));
         }
         self.verified.retain(|name, _| purged.kept.contains(name));
         Ok(purged)

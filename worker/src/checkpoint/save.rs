@@ -216,6 +216,7 @@ impl Checkpoints {
         let _ = fs::remove_file(directory.join(MARK));
         let _ = names::point(&self.output.join("latest"), &name);
         self.verified.insert(name, manifest.crc32);
+        self.saved = Some(what.state.step);
         Ok(bytes)
     }
 
