@@ -45,6 +45,9 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// time never can.
 const REACHED: Duration = Duration::from_secs(60);
 
+/// How much longer a rank waits for those that connect to it.
+const FIRST_WORD: Duration = Duration::from_secs(3);
+
 /// What the kernel may hold of one connection's bytes on one host; more is slower, measured.
 const ROOM: usize = 256 << 10;
 
@@ -206,6 +209,18 @@ struct Call {
     why: String,
 }
 
+impl Call {
+    /// What keeps it from standing.
+    fn why(&self) -> &str {
+        match &self.stream {
+            None => &self.why,
+            // As where a firewall drops what comes.
+            Some((_, true)) => "it does not answer",
+            Some((_, false)) => "it takes the connection and does not say who it is",
+        }
+    }
+}
+
 struct Meeting<'a> {
     terms: &'a Terms,
     peers: &'a [Peer],
@@ -362,7 +377,10 @@ impl Meeting<'_> {
                 let peer = self.peer(call.slot);
                 format!(
                     "{here} cannot reach rank {} on {} at {}: {}; let the nodes' programs connect to each other at any port",
-                    peer.rank, peer.host, peer.address, call.why
+                    peer.rank,
+                    peer.host,
+                    peer.address,
+                    call.why()
                 )
             }
             None => {
@@ -385,8 +403,22 @@ enum Heard {
     Rank(u32),
 }
 
-/// Connects this rank with all that it has to do with.
+/// Connects this rank with all that it has to do with. The others are told when that fails:
+/// they would see no more than that this one is gone.
 pub(super) fn connections(terms: &Terms, door: Door, control: Control, peers: &[Peer]) -> Result<Group, CommError> {
+    match meet(terms, &door, &control, peers) {
+        Ok([outs, ins]) => {
+            Ok(Group { rank: terms.rank, world: terms.world_size, host: terms.host.clone(), control, outs, ins })
+        }
+        Err(error) => {
+            control.fail(&error.to_string());
+            Err(error)
+        }
+    }
+}
+
+/// The connections to the ranks 1, 2, 4, … further on, and those from the ranks before.
+fn meet(terms: &Terms, door: &Door, control: &Control, peers: &[Peer]) -> Result<[Vec<Link>; 2], CommError> {
     let own = |what: &str| CommError::Own(format!("rank {} on {}: {what}", terms.rank, terms.host));
     if peers.len() != terms.world_size as usize || peers.iter().zip(0..).any(|(peer, rank)| peer.rank != rank) {
         return Err(own("the store's list of ranks is not whole"));
@@ -416,6 +448,8 @@ pub(super) fn connections(terms: &Terms, door: Door, control: Control, peers: &[
     while !calls.is_empty() || meeting.ins.iter().any(Option::is_none) {
         let now = Instant::now();
         clock.look();
+        // Who cannot connect knows why and has the first word.
+        let limit = if calls.is_empty() { limit + FIRST_WORD } else { limit };
         let left = limit.saturating_sub(clock.ran());
         if left.is_zero() {
             return Err(meeting.absent(&calls));
@@ -439,7 +473,7 @@ pub(super) fn connections(terms: &Terms, door: Door, control: Control, peers: &[
             return Err(error);
         }
 
-        meeting.accept(&door, &mut strangers)?;
+        meeting.accept(door, &mut strangers)?;
         let mut waiting = Vec::with_capacity(strangers.len());
         for mut stranger in strangers {
             match meeting.hear(&mut stranger) {
@@ -467,20 +501,14 @@ pub(super) fn connections(terms: &Terms, door: Door, control: Control, peers: &[
         }
         calls.retain(|call| meeting.outs[call.slot as usize].is_none());
     }
-    Ok(Group {
-        rank: terms.rank,
-        world: terms.world_size,
-        host: terms.host.clone(),
-        control,
-        outs: meeting.outs.into_iter().flatten().collect(),
-        ins: meeting.ins.into_iter().flatten().collect(),
-    })
+    Ok([meeting.outs, meeting.ins].map(|links| links.into_iter().flatten().collect()))
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
+    use std::os::fd::AsRawFd;
     use std::thread;
 
     use super::*;
@@ -493,7 +521,7 @@ mod tests {
 
     /// Two ranks join; then each meets the other with the terms that `change` makes of its
     /// own, after `disturb` has had its door.
-    fn meet(
+    fn both(
         change: fn(&mut Terms),
         disturb: fn(&Door) -> Vec<TcpStream>,
     ) -> Vec<Result<(Group, Vec<TcpStream>), CommError>> {
@@ -515,7 +543,7 @@ mod tests {
 
     #[test]
     fn silent_garbled_and_many_strangers_keep_no_rank_away() {
-        let met = meet(
+        let met = both(
             |_| {},
             |door| {
                 let come = |said: &[u8]| {
@@ -546,7 +574,7 @@ mod tests {
 
     #[test]
     fn another_key_is_refused_and_the_error_names_both_ranks() {
-        let met = meet(
+        let met = both(
             |terms| {
                 terms.start = Duration::from_secs(1);
                 if terms.rank == 1 {
@@ -559,5 +587,33 @@ mod tests {
         let errors: Vec<String> = met.into_iter().map(|met| met.map(drop).unwrap_err().to_string()).collect();
         let named = |error: &String| error.contains("rank 0 on n0") && error.contains("rank 1 on n1");
         assert!(errors.iter().any(|error| named(error) && error.contains("cannot reach")), "{errors:?}");
+    }
+
+    /// A listener whose queue is full drops what comes, as a firewall does.
+    #[test]
+    fn a_rank_that_cannot_be_reached_is_named_with_the_reason_on_both_sides() {
+        let deaf = TcpListener::bind("127.0.0.1:0").unwrap();
+        // SAFETY: takes numbers only.
+        assert_eq!(unsafe { libc::listen(deaf.as_raw_fd(), 0) }, 0);
+        let address = deaf.local_addr().unwrap();
+        let _queue: Vec<TcpStream> = (0..3).map(|_| sockets::connect(address).unwrap()).collect();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let key = Key::new().unwrap();
+        let ranks = [0, 1].map(|rank| {
+            let mut terms = terms(rank, port, &format!("n{rank}"), &key);
+            thread::spawn(move || {
+                let door = Door::open(&terms).unwrap();
+                let (control, mut peers) = Control::join(&terms, door.port()).unwrap();
+                if rank == 0 {
+                    terms.start = Duration::from_secs(2);
+                    peers[1].address = address;
+                }
+                connections(&terms, door, control, &peers).map(drop).unwrap_err().to_string()
+            })
+        });
+        let [zero, one] = ranks.map(|rank| rank.join().unwrap());
+        let why = format!("rank 0 on n0 cannot reach rank 1 on n1 at {address}: it does not answer; let the nodes'");
+        assert!(zero.starts_with(&why), "{zero}");
+        assert!(one.starts_with(&format!("rank 0 on n0 has ended: {why}")), "{one}");
     }
 }
