@@ -297,7 +297,14 @@ pub fn merge(files: &[PathBuf]) -> Result<String, String> {
         return Err(format!("no recording to read; {}", faults.join("; ")));
     }
     lines.extend(faults.into_iter().map(|fault| format!("{fault}; left out")));
-    let flights: Vec<Flight> = flights.into_values().map(|(flight, _)| flight).collect();
+    // A run of more ranks has left files that a later one of fewer does not replace.
+    let newest = flights.values().max_by_key(|(flight, _)| flight.made);
+    let world = newest.map_or(0, |(flight, _)| flight.world_size);
+    let (flights, others): (Vec<_>, Vec<_>) = flights.into_values().partition(|(flight, _)| flight.world_size == world);
+    lines.extend(others.iter().map(|(flight, path)| {
+        format!("{} is left out: another run, of {} ranks and not {world}", path.display(), flight.world_size)
+    }));
+    let flights: Vec<Flight> = flights.into_iter().map(|(flight, _)| flight).collect();
     let today =
         flights.iter().filter_map(|flight| flight.entries.last()).map(|entry| entry.end.unwrap_or(entry.start)).max();
     let time = |ns: u64| clock::time_of_day(ns, today.unwrap_or(ns));
@@ -330,16 +337,9 @@ fn who<'a>(flights: impl IntoIterator<Item = &'a Flight>) -> String {
     format!("rank{} {} on {}{more}", s(flights.len()), ranks(flights.iter().map(|flight| flight.rank)), hosts.join(" "))
 }
 
-/// Ranks without a file, and files that do not belong together.
+/// Ranks without a file.
 fn absent(flights: &[Flight]) -> Option<String> {
     let world = flights.iter().map(|flight| flight.world_size).max()?;
-    if let Some(other) = flights.iter().find(|flight| flight.world_size != world) {
-        return Some(format!(
-            "these are of several runs: one has {world} ranks, that of {} {}",
-            who([other]),
-            other.world_size
-        ));
-    }
     // As many as could have a file; a damaged head may claim any number.
     let missing =
         (0..world.min(1 << 20)).filter(|rank| flights.binary_search_by_key(rank, |flight| flight.rank).is_err());
@@ -508,6 +508,31 @@ mod tests {
         assert!(text.contains("in all_gather #1 of block 0 (10 f32) since "), "{text}");
         assert!(text.contains("no recording of rank 1 of 2"), "{text}");
         assert!(text.contains("garbled") && text.contains("no regular file; left out"), "{text}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// The number of ranks may change from one start to the next.
+    #[test]
+    fn what_a_run_of_more_ranks_has_left_is_not_taken_for_ranks_of_this_one() {
+        let folder = folder("fewer");
+        let paths: Vec<PathBuf> = (0..4).map(|rank| folder.join(format!("rank-{rank}"))).collect();
+        let run = |world: u32, operations: u64| {
+            for rank in 0..world {
+                let mut recorder = Recorder::create(&paths[rank as usize], rank, world, "n1").unwrap();
+                for sequence in 1..=operations {
+                    recorder.enter(sequence, Op::AllGather, Tag::of("block", 0), 10);
+                    recorder.leave();
+                }
+            }
+        };
+        run(4, 9);
+        run(2, 3);
+        let text = merge(&paths).unwrap();
+        for rank in [2, 3] {
+            assert!(text.contains(&format!("rank-{rank} is left out: another run, of 4 ranks and not 2\n")), "{text}");
+        }
+        assert!(text.ends_with("all left all_gather #3 of block 0: none waits for another\n"), "{text}");
+        assert!(!text.contains("#9"), "{text}");
         fs::remove_dir_all(folder).unwrap();
     }
 
