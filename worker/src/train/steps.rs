@@ -311,7 +311,17 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         let wait = Duration::from_secs(config.checkpoint.grace);
         checkpoints.claim(comm, wait, &tell)?;
         let mut notice = |text: &str| tell(text);
-        let choice = checkpoints.choose(comm, &train.resume_from, &mut notice)?;
+        let choice = match checkpoints.choose(comm, &train.resume_from, &mut notice) {
+            // Who is started again reads all of them again: not for ever.
+            Err(error @ CheckpointError::Damaged(_)) => {
+                count_start(comm, job, 0).map_err(|end| match end {
+                    TrainError::NoProgress(text) => TrainError::NoProgress(format!("{text}; this time: {error}")),
+                    other => other,
+                })?;
+                return Err(error.into());
+            }
+            choice => choice?,
+        };
         if rank == 0 {
             choice.skipped.iter().for_each(|skipped| tell(&format!("warning: not resumed from {skipped}")));
             checkpoints.tidy(choice.chosen.as_ref()).iter().for_each(|note| tell(&format!("warning: {note}")));
