@@ -129,6 +129,10 @@ where
     exchange.broadcast(tag, 0, &mut bytes)?;
     let verdict: std::result::Result<T, Fault> = serde_json::from_slice(&bytes)
         .map_err(|error| CheckpointError::Storage(format!("rank 0's answer is not understood: {error}")))?;
+    if verdict.is_err() {
+        // All know it before the first one ends: none is to take that for the reason.
+        let _ = exchange.barrier(tag);
+    }
     verdict.map_err(|fault| match fault {
         Fault::Storage(text) => CheckpointError::Storage(text),
         Fault::Damaged(text) => CheckpointError::Damaged(text),

@@ -24,12 +24,7 @@ pub fn usable(comm: &mut dyn Exchange, output: &Path) -> Result<(), CheckpointEr
         })
     };
     let own = (comm.rank() == 0).then(look);
-    let agreed = agree(comm, Tag::of("output_dir", 0), own);
-    if agreed.is_err() {
-        // All know it before the first one ends: none is to take that for the reason.
-        let _ = comm.barrier(Tag::of("output_dir", 1));
-    }
-    agreed
+    agree(comm, Tag::of("output_dir", 0), own)
 }
 
 fn may_write(directory: &Path) -> io::Result<()> {
