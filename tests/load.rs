@@ -28,7 +28,13 @@ const HOOKS: [&str; 8] = [
 /// What Slurm's loader reads (src/common/plugin.c).
 const LOADER: [&str; 3] = ["plugin_name", "plugin_type", "plugin_version"];
 /// include/palingenesis.h.
-const C_API: [&str; 2] = ["palingenesis_layout_json", "palingenesis_free"];
+const C_API: [&str; 5] = [
+    "palingenesis_bind",
+    "palingenesis_exchange_id",
+    "palingenesis_free",
+    "palingenesis_layout_json",
+    "palingenesis_plan_json",
+];
 
 fn tool(program: &str, arguments: &[&str], file: &Path) -> Option<String> {
     match Command::new(program).args(arguments).arg(file).env("LC_ALL", "C").output() {
