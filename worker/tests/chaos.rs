@@ -379,7 +379,9 @@ impl Round<'_> {
     fn check_start(&mut self, said: &str, newest: Option<u64>, left: &[String]) {
         let Some(began) = began(said) else { return };
         assert_eq!(began.from.as_deref().and_then(step_of), newest, "not resumed from the newest complete checkpoint");
-        for name in left.iter().filter(|name| name.contains(".tmp-") && name.starts_with("step-")) {
+        // A stopped rank 0 that goes on meanwhile may yet finish what it was removing.
+        let alone = !said.contains("waiting for another training to end");
+        for name in left.iter().filter(|name| alone && name.contains(".tmp-") && name.starts_with("step-")) {
             let told = began.skipped.iter().any(|(skipped, _)| skipped == name);
             assert!(told, "{name} was left behind and is not told of: {said}");
         }
