@@ -16,7 +16,7 @@ use super::slurmstepd::with_node;
 use super::task::{Handed, Patience};
 use crate::EXIT_REFUSED;
 use crate::act::key::Key;
-use crate::act::preflight::rounds::{Node, Own, Rounds, SAID, UNHEARD, clock, reason};
+use crate::act::preflight::rounds::{Node, Own, Rounds, SAID, UNHEARD, clock, done, reason};
 use crate::act::preflight::{Leader, Next, Outcome, Ranks, Terms, Waiting, Work, lead};
 use crate::config::{Preflight, Settings};
 use crate::facts::machine::Now;
@@ -206,7 +206,7 @@ impl Leader for Failing {
     }
 
     fn work(&mut self, _question: &[u8]) -> Box<dyn Work> {
-        Box::new(Nothing)
+        done(Vec::new())
     }
 
     fn next(&mut self, _round: usize, _answers: &[Vec<u8>]) -> Next {
@@ -221,18 +221,6 @@ impl Leader for Failing {
 
     fn stopping(&mut self, _outcome: &Outcome) {
         self.stopping.get_or_insert_with(Instant::now);
-    }
-}
-
-struct Nothing;
-
-impl Work for Nothing {
-    fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        None
-    }
-
-    fn advance(&mut self) -> Option<Vec<u8>> {
-        Some(Vec::new())
     }
 }
 

@@ -587,7 +587,8 @@ fn bytes<T: Serialize>(value: &T) -> Vec<u8> {
 /// An answer that is there.
 struct Done(Option<Vec<u8>>);
 
-fn done(answer: Vec<u8>) -> Box<dyn Work> {
+/// This answer, at once.
+pub fn done(answer: Vec<u8>) -> Box<dyn Work> {
     Box::new(Done(Some(answer)))
 }
 
