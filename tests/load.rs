@@ -9,7 +9,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::Sandbox;
@@ -146,6 +146,11 @@ fn it_is_stamped_for_the_installed_slurm() {
 fn other_releases_and_machines_without_slurm_s_headers() {
     // SLURM_VERSION_NUM(24,5,0) of slurm.h.
     assert_eq!(number(&common::stamped_library("24.05"), "plugin_version"), 0x18_05_00);
+    let output = common::stamped_build(&[("PALINGENESIS_SLURM", "24.05")]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let copy = common::stamped_folder().join("libpalingenesis-24.05.so");
+    fs::copy(common::stamped_folder().join("debug/libpalingenesis.so"), &copy).unwrap();
+    assert_eq!(number(&copy, "plugin_version"), 0x18_05_00);
 
     for bad in ["24", "slurm-24.05", "24.05.1.2", "24.999", "19.05", "24.05 "] {
         let output = common::stamped_build(&[("PALINGENESIS_SLURM", bad)]);
@@ -170,6 +175,43 @@ fn other_releases_and_machines_without_slurm_s_headers() {
     let committed = fs::read_to_string(common::root().join("src/spank/bindings.rs")).unwrap();
     let stamp = committed.split("SLURM_VERSION_NUMBER: u32 = ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
     assert_eq!(number(&copy, "plugin_version"), stamp.parse::<u32>().unwrap());
+}
+
+/// One compile serves every release: the copies differ in the number and in nothing
+/// else, and the number in the file is the one that the code goes by.
+#[test]
+fn a_stamped_copy_differs_in_its_number_only() {
+    let library = common::release_library();
+    let original = fs::read(&library).unwrap();
+    // SLURM_VERSION_NUM(a,b,c) of slurm.h: a<<16 | b<<8 | c.
+    for (release, expected) in
+        [("21.08", 0x15_08_00), ("22.05.8", 0x16_05_08), ("24.11", 0x18_0b_00), ("26.05", 0x1a_05_00)]
+    {
+        let copy = common::stamped(&library, release);
+        let bytes = fs::read(&copy).unwrap();
+        assert_eq!(number(&copy, "plugin_version"), expected, "{release}");
+        assert_eq!(bytes.len(), original.len());
+        let differ: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at] != original[at]).collect();
+        let within = differ.last().zip(differ.first()).is_none_or(|(last, first)| last - first < 4);
+        assert!(within, "{release}: {differ:?}");
+    }
+
+    let folder = common::stamped_folder();
+    let stamp = |release: &str, file: &Path| {
+        let program = common::root().join("packaging/stamp");
+        let output = Command::new(program).arg(release).arg(file).arg(folder.join("refused.so")).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (release, file, text) in [
+        ("24", &library, "24: not a Slurm release; write it as 24.05 or 24.05.3"),
+        ("20.11", &library, "20.11: palingenesis needs Slurm 21.08 or newer"),
+        ("24.05", &PathBuf::from("/bin/sh"), "/bin/sh has no plugin_version: it is no Slurm plugin"),
+        ("24.05", &PathBuf::from("/nonexistent"), "/nonexistent cannot be read"),
+    ] {
+        assert_eq!(stamp(release, file), (Some(2), format!("stamp: {text}\n")));
+    }
+    let left: Vec<_> = fs::read_dir(&folder).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().contains("refused")), "{left:?}");
 }
 
 #[test]

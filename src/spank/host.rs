@@ -499,7 +499,7 @@ impl Layout {
             // The loader's gate makes our stamp the release of the host. Releases
             // between take the first form they know: read as the other, each names
             // a job that does not exist.
-            let forms: &[*mut c_void] = if super::RELEASE >= (24, 11) { &[new] } else { &[old, new] };
+            let forms: &[*mut c_void] = if super::stamp() >= (24, 11) { &[new] } else { &[old, new] };
             for form in forms {
                 // SAFETY: the id lives through the call and is as long as any release reads.
                 let layout = unsafe { get(*form) };
@@ -546,7 +546,7 @@ const ENDING: Duration = Duration::from_secs(5);
 pub fn end_step(job_id: u32, step_id: u32) -> bool {
     const SIGKILL: u16 = libc::SIGKILL as u16;
     let answer = child::run(ENDING, || {
-        let code = match super::RELEASE {
+        let code = match super::stamp() {
             release if release <= (24, 11) => {
                 // SAFETY: the signature of slurm.h up to 24.11; tests/abi.rs compares the headers.
                 unsafe { find::<KillStep>(c"slurm_kill_job_step") }

@@ -23,13 +23,12 @@ mod task;
 
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use host::{Context, Handle};
 
-/// The release this library is stamped for: Slurm loads it into that one only.
-const RELEASE: (u32, u32) = (PLUGIN_VERSION >> 16, (PLUGIN_VERSION >> 8) & 0xff);
-
-const PLUGIN_VERSION: u32 = parse(env!("PALINGENESIS_PLUGIN_VERSION"));
+/// The number of the release that build.rs found or was told.
+const BUILT_FOR: u32 = parse(env!("PALINGENESIS_PLUGIN_VERSION"));
 
 const fn parse(text: &str) -> u32 {
     match u32::from_str_radix(text, 10) {
@@ -46,19 +45,29 @@ pub static plugin_name: [u8; 13] = *b"palingenesis\0";
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static plugin_type: [u8; 6] = *b"spank\0";
-/// Read by Slurm's loader: major and minor must be its own.
+/// Read by Slurm's loader: major and minor must be its own. An atomic, so that the
+/// number in the file counts and no copy that the compiler made of it:
+/// packaging/stamp writes another one into the finished library.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static plugin_version: u32 = PLUGIN_VERSION;
+pub static plugin_version: AtomicU32 = AtomicU32::new(BUILT_FOR);
+
+/// Major and minor of the release this library is stamped for: Slurm loads it into
+/// that one only.
+fn stamp() -> (u32, u32) {
+    let number = plugin_version.load(Ordering::Relaxed);
+    (number >> 16, (number >> 8) & 0xff)
+}
 
 /// The Slurm release this library is stamped for, as "22.05".
 pub fn release() -> String {
-    format!("{}.{:02}", RELEASE.0, RELEASE.1)
+    let (major, minor) = stamp();
+    format!("{major}.{minor:02}")
 }
 
 /// Whether that release can put a program before a task's command.
 pub fn release_can_prepend() -> bool {
-    RELEASE >= (23, 11)
+    stamp() >= (23, 11)
 }
 
 /// Whether the bindings came from this machine's "header" or are the "committed" ones.
@@ -287,6 +296,6 @@ mod tests {
 
     #[test]
     fn stamped_for_a_release_with_the_version_gate() {
-        assert!(RELEASE >= (21, 8), "{}", release());
+        assert!(stamp() >= (21, 8), "{}", release());
     }
 }

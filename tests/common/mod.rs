@@ -144,16 +144,27 @@ pub fn container_plugin(include: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The plugin for another Slurm release, in a target folder of its own.
+/// The plugin for another Slurm release: a stamped copy of [`library`].
 pub fn stamped_library(release: &str) -> PathBuf {
+    stamped(&library(), release)
+}
+
+/// A copy of a library of ours for another Slurm release, as the packages have it.
+pub fn stamped(library: &Path, release: &str) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let output = stamped_build(&[("PALINGENESIS_SLURM", release)]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let built = stamped_folder().join("debug/libpalingenesis.so");
-    let kept = stamped_folder().join(format!("libpalingenesis-{release}.so"));
-    replace(&built, &kept);
-    kept
+    let folder = stamped_folder();
+    fs::create_dir_all(&folder).expect("target is ours");
+    let name = library.strip_prefix(target_root()).unwrap_or(library).with_extension("");
+    let copy = folder.join(format!("{}-{release}.so", name.to_string_lossy().replace('/', "-")));
+    let changed = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    // Newer, for a stamp takes no time from the file.
+    if changed(&copy).is_none_or(|copied| changed(library).is_none_or(|built| copied <= built)) {
+        let mut stamp = Command::new(root().join("packaging/stamp"));
+        let output = stamp.arg(release).arg(library).arg(&copy).output().expect("bash is there");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    copy
 }
 
 /// Builds the library with these variables.
