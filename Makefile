@@ -1,5 +1,5 @@
 # Two commands for everybody: make demo, make test.
-.PHONY: all demo test soak bench docs tools
+.PHONY: all demo test soak bench docs
 
 all:
 	cargo build --release --workspace

@@ -12,11 +12,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+include!("packaging/sysroot.rs");
+
 const COMMITTED: &str = "src/spank/bindings.rs";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed={COMMITTED}");
+    println!("cargo::rerun-if-changed=packaging/sysroot.rs");
+    link_with_sysroot();
+    // For programs that link with it; Slurm opens its plugins by their paths. The number
+    // grows when include/palingenesis.h changes in a way that breaks them.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libpalingenesis.so.0");
     println!("cargo::rerun-if-env-changed=SLURM_INCLUDE_DIR");
     println!("cargo::rerun-if-env-changed=PALINGENESIS_SLURM");
 

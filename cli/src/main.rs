@@ -5,17 +5,19 @@ mod archive;
 mod doctor;
 mod explain;
 mod node;
+mod pages;
 mod report;
 
 use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use palingenesis::EXIT_REFUSED;
 use palingenesis::config::SpecError;
-use palingenesis::config::site::SiteError;
+use palingenesis::config::site::{SITE_FILE, SiteError};
 use palingenesis::plan::Refusal;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -48,6 +50,12 @@ enum Command {
     /// Prints which rank of a job failed first, from what its srun kept.
     #[command(after_help = report::ABOUT)]
     Report(report::Arguments),
+    /// Writes the manual pages and the completions of shells below a directory.
+    #[command(hide = true)]
+    Generate {
+        /// The directory.
+        folder: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -55,6 +63,7 @@ fn main() -> ExitCode {
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
+        Command::Generate { folder } => generate(&folder).with_context(|| format!("{}", folder.display())),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -63,6 +72,34 @@ fn main() -> ExitCode {
             ExitCode::from(exit_code(&error))
         }
     }
+}
+
+/// For packages.
+fn generate(folder: &Path) -> io::Result<()> {
+    let see = "palingenesis-spec(7), palingenesis.toml(5), palingenesis-worker(1)";
+    pages::program(Arguments::command(), "1", see, folder)?;
+    pages::page(
+        &pages::Page {
+            name: "palingenesis-spec",
+            section: "7",
+            about: "what srun --palingenesis can be told",
+            synopsis: "srun --palingenesis[=SPEC] ...",
+            text: &palingenesis::config::help(),
+            see: "palingenesis(1), palingenesis.toml(5), srun(1)",
+        },
+        folder,
+    )?;
+    pages::page(
+        &pages::Page {
+            name: "palingenesis.toml",
+            section: "5",
+            about: "the site file of palingenesis",
+            synopsis: SITE_FILE,
+            text: include_str!("../../etc/palingenesis.toml"),
+            see: "palingenesis-doctor(1), palingenesis-spec(7)",
+        },
+        folder,
+    )
 }
 
 /// A job that would be refused gets the code the job would get.

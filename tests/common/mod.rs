@@ -54,6 +54,21 @@ pub fn fault_library() -> PathBuf {
     readable_by_all(folder.join("debug/libpalingenesis.so"))
 }
 
+/// The glibc that release builds are linked with, as those for packages are: Debian
+/// bullseye's where its tree is there, else this machine's.
+pub fn sysroot() -> Option<String> {
+    static FOUND: OnceLock<Option<String>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| {
+        let given = std::env::var("PALINGENESIS_SYSROOT").ok().filter(|given| !given.is_empty());
+        given.or_else(|| {
+            let output = Command::new(root().join("packaging/sysroot")).arg(target_root().join("sysroot")).output();
+            let output = output.ok().filter(|output| output.status.success())?;
+            Some(String::from_utf8_lossy(&output.stdout).trim().to_string())
+        })
+    });
+    found.clone()
+}
+
 /// The plugin as it is shipped.
 pub fn release_library() -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
@@ -190,8 +205,10 @@ fn target_root() -> PathBuf {
 }
 
 fn cargo(arguments: &[&str], target: &Path) {
+    let sysroot = sysroot().map(|root| ("PALINGENESIS_SYSROOT", root));
     let status = Command::new(env!("CARGO"))
         .args(arguments)
+        .envs(sysroot)
         .arg("--quiet")
         .arg("--target-dir")
         .arg(target)

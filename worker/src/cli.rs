@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use palingenesis::config::printable;
 use palingenesis::facts::Environment;
 use palingenesis::system::output::to_stderr;
@@ -19,7 +19,7 @@ use palingenesis_worker::data::{Dataset, prepare};
 use palingenesis_worker::engine::Cpu;
 use palingenesis_worker::train::{self, End, Job, TrainError, signals};
 
-use crate::watch;
+use crate::{pages, watch};
 
 const AFTER: &str = "\
 Started without any argument it prints which rank it was given, so that a cluster can be tried out.
@@ -75,6 +75,12 @@ enum Command {
     },
     /// Prints all keys of a configuration with their defaults.
     Config,
+    /// Writes the manual pages and the completions of shells below a directory.
+    #[command(hide = true)]
+    Generate {
+        /// The directory.
+        folder: PathBuf,
+    },
 }
 
 /// A line for people and the code to end with.
@@ -111,8 +117,25 @@ pub fn run(arguments: Vec<OsString>, started: Instant) -> Result<String, Failed>
         }
         Some(Command::Recorder { files }) => recorder::merge(&files).map_err(|line| failed(train::EXIT_FAILED, line)),
         Some(Command::Config) => Ok(palingenesis_worker::config::describe()),
+        Some(Command::Generate { folder }) => generate(&folder)
+            .map(|()| String::new())
+            .map_err(|error| failed(train::EXIT_FAILED, format!("{}: {error}", folder.display()))),
         None => train(&environment, &arguments.config.unwrap_or_default(), &arguments.overrides, started),
     }
+}
+
+/// For packages.
+fn generate(folder: &Path) -> std::io::Result<()> {
+    let page = pages::Page {
+        name: "palingenesis-worker.toml",
+        section: "5",
+        about: "what palingenesis-worker trains",
+        synopsis: "palingenesis-worker FILE.toml",
+        text: &palingenesis_worker::config::describe(),
+        see: "palingenesis-worker(1)",
+    };
+    pages::page(&page, folder)?;
+    pages::program(Arguments::command(), "1", "palingenesis-worker.toml(5), palingenesis(1)", folder)
 }
 
 /// One rank of a training.

@@ -1,6 +1,8 @@
 //! palingenesis-worker: trains, prepares data, and says which rank it was given.
 
 mod cli;
+#[path = "../../cli/src/pages.rs"]
+mod pages;
 mod watch;
 
 use std::ffi::OsString;
