@@ -17,7 +17,9 @@ use palingenesis::plan::{self, Facts, caches, catalog, checks, rendezvous, worke
 use palingenesis::report;
 
 use crate::archive::{self, Unpacked};
+use crate::doctor::{host_name, parse_release};
 use crate::node::Node;
+use crate::slurm::release::{self, Release};
 use crate::{print, tell};
 
 /// Below the options in --help.
@@ -121,6 +123,11 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR|FILE")]
     root: Option<PathBuf>,
 
+    /// The release of Slurm, as 24.11, where sinfo cannot be asked for it: since 23.11
+    /// the worker is started in another way.
+    #[arg(long, value_name = "RELEASE", value_parser = parse_release)]
+    slurm: Option<Release>,
+
     /// The command of the step: some settings follow from it.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -186,7 +193,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let paths = worker::wanted(&merged, &command, &step, &environment, None);
         let programs = program::look(Path::new("/"), &paths);
         if programs.iter().any(|program| program.unfit.is_none()) {
-            let prepends = palingenesis::spank::release_can_prepend();
+            let release = arguments.slurm.or_else(release::here);
+            if release.is_none() {
+                tell(
+                    "note: the release of Slurm is not known here, so it counts as older than 23.11, which starts the worker \
+                     in another way; --slurm 24.11 names it",
+                );
+            }
+            let prepends = release.is_some_and(Release::can_prepend);
             task.start = Some(StartFacts { programs, configured: None, prepends });
         }
     }
@@ -331,12 +345,6 @@ fn node(
         (None, None) => "this node".into(),
     };
     print(&node.text(&what))
-}
-
-/// The NodeName that this machine has usually.
-fn host_name() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-    name.trim().split('.').next().filter(|name| !name.is_empty()).map(String::from)
 }
 
 /// `--record`.

@@ -3,15 +3,17 @@
 
 mod archive;
 mod doctor;
+mod enable;
 mod explain;
 mod node;
 mod pages;
 mod report;
+mod slurm;
 
+use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::LazyLock;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -19,19 +21,15 @@ use palingenesis::EXIT_REFUSED;
 use palingenesis::config::SpecError;
 use palingenesis::config::site::{SITE_FILE, SiteError};
 use palingenesis::plan::Refusal;
-
-static VERSION: LazyLock<String> = LazyLock::new(|| {
-    format!("{} (its SPANK plugin is built for Slurm {})", env!("CARGO_PKG_VERSION"), palingenesis::spank::release())
-});
+use slurm::library::PROBE;
 
 /// Shows what `srun --palingenesis` gives a job, and why.
 #[derive(Debug, Parser)]
 #[command(
     name = "palingenesis",
-    version = VERSION.as_str(),
+    version,
     arg_required_else_help = true,
-    after_help = "Not there yet, and no command of this version: launch, diagnose, size, losses, init, checkpoints; doctor \
-                  checks the site file only.\n\
+    after_help = "Not there yet, and no command of this version: launch, diagnose, size, losses, init, checkpoints.\n\
                   The keys of --palingenesis=SPEC: srun --palingenesis=help, or palingenesis explain --spec help."
 )]
 struct Arguments {
@@ -44,7 +42,7 @@ enum Command {
     /// Prints what a rank gets from srun --palingenesis, each value with its reason.
     #[command(after_help = explain::ABOUT)]
     Explain(explain::Arguments),
-    /// Checks the site file and prints what it means.
+    /// Checks this node and this install, or a site file.
     #[command(after_help = doctor::ABOUT)]
     Doctor(doctor::Arguments),
     /// Prints which rank of a job failed first, from what its srun kept.
@@ -59,25 +57,45 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().command {
-        Command::Explain(arguments) => explain::run(&arguments),
-        Command::Doctor(arguments) => doctor::run(&arguments),
-        Command::Report(arguments) => report::run(&arguments),
-        Command::Generate { folder } => generate(&folder).with_context(|| format!("{}", folder.display())),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tell(&format!("error: {error}"));
-            ExitCode::from(exit_code(&error))
-        }
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let word = |index: usize| words.get(index).and_then(|word| word.to_str()).unwrap_or_default();
+    if word(1) == PROBE && words.len() == 3 {
+        slurm::library::probe(word(2));
     }
+    // Packages install the same program as palingenesis-enable too.
+    if Path::new(word(0)).file_name().is_some_and(|name| name == enable::NAME) {
+        return ended(enable::run(&enable::Arguments::parse()));
+    }
+    let arguments = Arguments::try_parse().unwrap_or_else(|error| {
+        if error.use_stderr() && word(1) == "doctor" {
+            // 2 is what monitoring takes for errors of the node.
+            let _ = error.print();
+            std::process::exit(i32::from(doctor::EXIT_UNKNOWN));
+        }
+        error.exit()
+    });
+    ended(match arguments.command {
+        Command::Explain(arguments) => explain::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Generate { folder } => {
+            generate(&folder).with_context(|| format!("{}", folder.display())).map(|()| ExitCode::SUCCESS)
+        }
+    })
+}
+
+fn ended(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        tell(&format!("error: {error}"));
+        ExitCode::from(exit_code(&error))
+    })
 }
 
 /// For packages.
 fn generate(folder: &Path) -> io::Result<()> {
     let see = "palingenesis-spec(7), palingenesis.toml(5), palingenesis-worker(1)";
     pages::program(Arguments::command(), "1", see, folder)?;
+    pages::program(enable::Arguments::command(), "8", "palingenesis-doctor(1), spank(7), slurm.conf(5)", folder)?;
     pages::page(
         &pages::Page {
             name: "palingenesis-spec",

@@ -21,6 +21,8 @@ mod tools;
 mod torch;
 pub(super) mod version;
 
+pub use node::ENOUGH_LOCKED;
+
 use serde_json::json;
 
 use crate::config::{CheckLevel, Settings};

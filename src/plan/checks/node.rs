@@ -50,7 +50,7 @@ pub(super) const OF_NCCL: [&str; 5] = ["ifname-missing", "ifname-lo", "gid-since
 
 /// From here on a limit on locked memory is no matter for NCCL, which pins some
 /// tens of megabytes for each peer.
-const ENOUGH_LOCKED: u64 = 64 << 30;
+pub const ENOUGH_LOCKED: u64 = 64 << 30;
 /// What each rank's data loader and NCCL want of /dev/shm.
 const SHM_OF_A_RANK: u64 = 1 << 30;
 /// What container runtimes give when nobody asks for more.

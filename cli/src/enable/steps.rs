@@ -1,0 +1,271 @@
+//! What `palingenesis-enable` is to do, from what the host has. Pure.
+
+use crate::doctor::{Check, Verdict, arguments, before_pyxis, library, release};
+use crate::slurm::Host;
+use crate::slurm::library::Library;
+use crate::slurm::plugstack::{Line, Opened, Stack, State};
+
+/// The link's name in an included directory: behind pyxis.conf, because files are read in
+/// the order of names and palingenesis must come after pyxis.
+pub const LINK: &str = "zz-palingenesis.conf";
+
+/// What the host has.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// Slurm.
+    pub host: Host,
+    /// The file with the line.
+    pub fragment: String,
+    /// The same without links; `None`: it is not there.
+    pub fragment_leads: Option<String>,
+    /// Its line's library; `None`: it has no line.
+    pub library: Option<Library>,
+    /// What stands where Slurm looks.
+    pub found: Vec<Place>,
+    /// Directories that are there, of those in which something may be put.
+    pub folders: Vec<String>,
+    /// What plugstack.conf says.
+    pub written: Option<String>,
+}
+
+/// A file or link where Slurm looks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Its path.
+    pub path: String,
+    /// What the link says, if it is one.
+    pub link: Option<String>,
+    /// Where it leads in the end; `None`: nowhere.
+    pub leads: Option<String>,
+    /// Whether it is a regular file itself.
+    pub file: bool,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// All is as wanted.
+    Nothing(String),
+    /// It must not or cannot be done: what, why, cure.
+    Refuse(String),
+    /// A link.
+    Link {
+        /// Where.
+        at: String,
+        /// To what.
+        to: String,
+        /// Whether a link that leads nowhere makes room first.
+        instead_of_dangling: bool,
+    },
+    /// A plugstack.conf where there is none.
+    Write {
+        /// Its path.
+        file: String,
+        /// Its text.
+        text: String,
+    },
+    /// Links of ours, or the plugstack.conf that this program wrote.
+    Remove {
+        /// Their paths.
+        paths: Vec<String>,
+    },
+}
+
+impl Step {
+    /// What it does, in words that follow "would".
+    pub fn text(&self) -> String {
+        match self {
+            Step::Nothing(text) | Step::Refuse(text) => text.clone(),
+            Step::Link { at, to, .. } => format!("link {at} to {to}"),
+            Step::Write { file, .. } => format!("write {file}"),
+            Step::Remove { paths } => format!("remove {}", paths.join(", ")),
+        }
+    }
+}
+
+/// The plugstack.conf that this program writes where there is none.
+pub fn whole_file(fragment: &str) -> String {
+    format!(
+        "# Slurm's plugins, see spank(8). Written by palingenesis-enable, which takes it away again\n\
+         # (--remove) while it is as it was written.\ninclude {fragment}\n"
+    )
+}
+
+fn refuse(text: impl Into<String>) -> Step {
+    Step::Refuse(text.into())
+}
+
+/// Its words, for a refusal.
+fn of_check(check: &Check) -> String {
+    let cure = check.cure.as_ref().map(|cure| format!("; {cure}")).unwrap_or_default();
+    format!("not enabled: {}{cure}", check.text)
+}
+
+/// Whether this file of the host keeps every command from working, or from being judged.
+fn fault(stack: &Stack) -> Option<String> {
+    let faulty = |opened: &&Opened| matches!(opened.state, State::Fault(_));
+    let opened = stack.opened.iter().find(faulty)?;
+    let State::Fault(why) = &opened.state else { return None };
+    Some(format!("{} cannot be opened: {why}", opened.path))
+}
+
+/// Puts the line into place.
+pub fn enable(seen: &Seen) -> Step {
+    let host = &seen.host;
+    let fragment = &seen.fragment;
+    if seen.fragment_leads.is_none() {
+        return refuse(format!(
+            "not enabled: {fragment} is not there; install the package, or name the file by --fragment"
+        ));
+    }
+    let Some(ours) = &seen.library else {
+        return refuse(format!("not enabled: {fragment} has no line of palingenesis; install the package again"));
+    };
+    let Some(stack) = &host.stack else {
+        let how = &host.conf.how;
+        return refuse(format!(
+            "not enabled: no slurm.conf is found, so it is not known which plugstack.conf is read: {how}; name it: \
+             SLURM_CONF=/path/slurm.conf palingenesis-enable"
+        ));
+    };
+    if let Some(fault) = &host.conf.fault {
+        return refuse(format!("not enabled: {fault}; correct it first"));
+    }
+    if host.conf.configless {
+        return refuse(configless(ours, "not enabled", "write this as the last line of"));
+    }
+    if let Some(fault) = fault(stack) {
+        return refuse(format!("not enabled: {fault}, and every srun stops at it; correct that first"));
+    }
+    let line = arguments(&ours.line);
+    if line.verdict == Verdict::Error {
+        return refuse(of_check(&line));
+    }
+    // The same tests for a line that is there already: it may have been right once.
+    let there = stack.ours().next();
+    let tested = there.and_then(|line| host.libraries.iter().find(|library| library.line == *line)).unwrap_or(ours);
+    for check in [release(host, tested), library(tested)] {
+        if matches!(check.verdict, Verdict::Error | Verdict::Warning | Verdict::Unknown) {
+            let unknown = if host.release().is_none() { "; name this host's release: --slurm 24.11" } else { "" };
+            return refuse(format!("{}{unknown}", of_check(&check)));
+        }
+    }
+    if let Some(line) = there {
+        return already(stack, line);
+    }
+    link(seen, stack).or_else(|| whole(seen, stack)).unwrap_or_else(|| {
+        refuse(format!(
+            "not enabled: {} includes no directory that is there, and is left as it is; write this as its last line, into a \
+             copy that you then rename over it: include {fragment}",
+            stack.file
+        ))
+    })
+}
+
+fn configless(ours: &Library, what: &str, how: &str) -> String {
+    let line = [&["optional".to_string(), ours.line.path.clone()], ours.line.arguments.as_slice()].concat().join(" ");
+    format!(
+        "{what}: this host has the plugstack.conf that slurmctld sends; {how} plugstack.conf on slurmctld's host, then scontrol reconfigure: {line}"
+    )
+}
+
+fn already(stack: &Stack, line: &Line) -> Step {
+    if let Some((ours, pyxis)) = before_pyxis(&stack.lines) {
+        return refuse(format!(
+            "the line is there already, in {}, but before that of pyxis in {}, which then replaces values by its image's; \
+             let it stand after pyxis",
+            ours.place(),
+            pyxis.place()
+        ));
+    }
+    let more: Vec<String> = stack.ours().skip(1).map(Line::place).collect();
+    if !more.is_empty() {
+        return refuse(format!(
+            "the line is there several times, in {} and in {}; take all but one out",
+            line.place(),
+            more.join(", ")
+        ));
+    }
+    Step::Nothing(format!("already enabled: {} loads {}", line.place(), line.path))
+}
+
+/// A link in a directory that is included, behind pyxis.
+fn link(seen: &Seen, stack: &Stack) -> Option<Step> {
+    let fragment = &seen.fragment;
+    let candidates = stack.includes.iter().filter_map(|include| {
+        let at = include.would_include(LINK)?;
+        let folder = at.rsplit_once('/')?.0.to_string();
+        seen.folders.contains(&folder).then(|| (include.place_of(&at), at))
+    });
+    // The last one has most before it.
+    let (before, at) = candidates.max_by_key(|(before, _)| *before)?;
+    let taken = seen.found.iter().find(|place| place.path == at);
+    if let Some(place) = taken
+        && (place.leads.is_some() || place.link.is_none())
+    {
+        return Some(refuse(format!(
+            "not enabled: {at} is there, and without a line of palingenesis; look at it, take it away, and run this again"
+        )));
+    }
+    if let Some(pyxis) = stack.lines.iter().skip(before).find(|line| line.is_pyxis()) {
+        return Some(refuse(format!(
+            "not enabled: pyxis' line in {} would stand after palingenesis ({at}), and pyxis then replaces values by its \
+             image's; let pyxis come first, or write this below its line: include {fragment}",
+            pyxis.place()
+        )));
+    }
+    Some(Step::Link { at, to: fragment.clone(), instead_of_dangling: taken.is_some() })
+}
+
+/// A file of our own, where Slurm has none.
+fn whole(seen: &Seen, stack: &Stack) -> Option<Step> {
+    let folder = stack.file.rsplit_once('/')?.0;
+    let none = *stack.state() == State::Missing && !seen.found.iter().any(|place| place.path == stack.file);
+    (none && seen.folders.iter().any(|there| there == folder))
+        .then(|| Step::Write { file: stack.file.clone(), text: whole_file(&seen.fragment) })
+}
+
+/// Takes it out.
+pub fn remove(seen: &Seen) -> Step {
+    let Some(stack) = &seen.host.stack else {
+        return refuse(format!(
+            "nothing removed: no slurm.conf is found, so it is not known which plugstack.conf is read: {}; name it: \
+             SLURM_CONF=/path/slurm.conf palingenesis-enable --remove",
+            seen.host.conf.how
+        ));
+    };
+    // A link whose package is gone is ours by what it says.
+    let is_ours = |place: &&Place| {
+        let Some(link) = &place.link else { return false };
+        let same = place.leads.is_some() && place.leads == seen.fragment_leads;
+        same || *link == seen.fragment || (place.leads.is_none() && place.path.ends_with(&format!("/{LINK}")))
+    };
+    let mut paths: Vec<String> = seen.found.iter().filter(is_ours).map(|place| place.path.clone()).collect();
+    if seen.written.as_ref() == Some(&whole_file(&seen.fragment)) {
+        paths.push(stack.file.clone());
+    }
+    if !paths.is_empty() {
+        return Step::Remove { paths };
+    }
+    let Some(line) = stack.ours().next() else {
+        return Step::Nothing(format!("not enabled: {} and what it includes have no line of palingenesis", stack.file));
+    };
+    if seen.host.conf.configless {
+        return refuse(format!(
+            "nothing removed: {} is what slurmctld sent; take the line out on slurmctld's host, then scontrol reconfigure",
+            line.file
+        ));
+    }
+    let includes = stack
+        .includes
+        .iter()
+        .find(|include| include.files.contains(&line.file) && !include.pattern.contains(['*', '?', '[']));
+    let what = match includes {
+        Some(include) if line.file == seen.fragment => format!("the include in {}", include.place),
+        _ => format!("the line in {}", line.place()),
+    };
+    refuse(format!(
+        "nothing removed: {what} was not put there by this program, and that file is left as it is; take it out in a copy \
+         that you then rename over it"
+    ))
+}
