@@ -109,7 +109,8 @@ fn of_slurm(host: &Host) -> Vec<Check> {
     let mut checks = vec![slurm(host), slurm_conf(host), configless(host), plugstack(host)];
     let Some(stack) = &host.stack else {
         checks.push(check("line", Verdict::Unknown, "not known without slurm.conf", "see slurm-conf"));
-        checks.extend(contexts(host, &[]));
+        let contexts = contexts(host, &checks);
+        checks.extend(contexts);
         return checks;
     };
     checks.push(line(host, stack));
@@ -603,9 +604,19 @@ fn slurmd(host: &Host) -> Check {
     };
     let source = "its start against the files' times; what it has loaded is seen by root only";
     match (daemon.started, changed) {
-        (Some(started), Some(changed)) if started < changed => {
+        // The kernel tells both in whole seconds here.
+        (Some(started), Some(changed)) if started > changed => {
             let text = format!(
-                "unknown to this user: slurmd ({pid}) started {}, plugstack.conf or what it includes changed {}, and it reads them at its start only; {NO_MATTER}",
+                "slurmd ({pid}) started {}, after the last change of plugstack.conf and what it includes, and has loaded what \
+                 they say; {NO_MATTER}",
+                at(started)
+            );
+            check("slurmd", Verdict::Ok, text, source)
+        }
+        (Some(started), Some(changed)) => {
+            let text = format!(
+                "unknown to this user: slurmd ({pid}) started {}, plugstack.conf or what it includes changed {}, and it reads \
+                 them at its start only; {NO_MATTER}",
                 at(started),
                 at(changed)
             );
@@ -613,7 +624,7 @@ fn slurmd(host: &Host) -> Check {
         }
         _ => {
             let text =
-                format!("unknown to this user: slurmd ({pid}) reads plugstack.conf at its own start; {NO_MATTER}");
+                format!("unknown to this user: slurmd ({pid}) reads plugstack.conf at its own start only; {NO_MATTER}");
             check("slurmd", Verdict::Unknown, text, source)
         }
     }

@@ -160,8 +160,8 @@ fn act(step: &Step) -> io::Result<()> {
     match step {
         Step::Nothing(_) | Step::Refuse(_) => Ok(()),
         Step::Link { at, to, instead_of_dangling } => {
-            if *instead_of_dangling {
-                // Slurm passes over it, there or not.
+            // Slurm passes over it, there or not. Another run may have been quicker.
+            if *instead_of_dangling && !Path::new(at).exists() {
                 removed(at)?;
             }
             match symlink(to, at) {

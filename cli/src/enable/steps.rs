@@ -144,7 +144,7 @@ pub fn enable(seen: &Seen) -> Step {
     // The same tests for a line that is there already: it may have been right once.
     let there = stack.ours().next();
     let tested = there.and_then(|line| host.libraries.iter().find(|library| library.line == *line)).unwrap_or(ours);
-    for check in [release(host, tested), library(tested)] {
+    for check in [library(tested), release(host, tested)] {
         if matches!(check.verdict, Verdict::Error | Verdict::Warning | Verdict::Unknown) {
             let unknown = if host.release().is_none() { "; name this host's release: --slurm 24.11" } else { "" };
             return refuse(format!("{}{unknown}", of_check(&check)));
@@ -199,7 +199,9 @@ fn link(seen: &Seen, stack: &Stack) -> Option<Step> {
     });
     // The last one has most before it.
     let (before, at) = candidates.max_by_key(|(before, _)| *before)?;
-    let taken = seen.found.iter().find(|place| place.path == at);
+    // Another run may have made ours since plugstack.conf was read.
+    let is_ours = |place: &Place| place.link.is_some() && place.leads.is_some() && place.leads == seen.fragment_leads;
+    let taken = seen.found.iter().find(|place| place.path == at && !is_ours(place));
     if let Some(place) = taken
         && (place.leads.is_some() || place.link.is_none())
     {
@@ -220,7 +222,9 @@ fn link(seen: &Seen, stack: &Stack) -> Option<Step> {
 /// A file of our own, where Slurm has none.
 fn whole(seen: &Seen, stack: &Stack) -> Option<Step> {
     let folder = stack.file.rsplit_once('/')?.0;
-    let none = *stack.state() == State::Missing && !seen.found.iter().any(|place| place.path == stack.file);
+    // Another run may have written ours since it was looked for.
+    let ours = seen.written.as_ref() == Some(&whole_file(&seen.fragment));
+    let none = *stack.state() == State::Missing && (ours || !seen.found.iter().any(|place| place.path == stack.file));
     (none && seen.folders.iter().any(|there| there == folder))
         .then(|| Step::Write { file: stack.file.clone(), text: whole_file(&seen.fragment) })
 }
@@ -268,4 +272,175 @@ pub fn remove(seen: &Seen) -> Step {
         "nothing removed: {what} was not put there by this program, and that file is left as it is; take it out in a copy \
          that you then rename over it"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slurm::conf::Configuration;
+    use crate::slurm::library::{Load, Symbols};
+    use crate::slurm::plugstack::Include;
+    use crate::slurm::release::Release;
+
+    const STACK: &str = "/etc/slurm/plugstack.conf";
+    const FOLDER: &str = "/etc/slurm/plugstack.conf.d";
+    const FRAGMENT: &str = "/usr/share/palingenesis/palingenesis.conf";
+    const AT: &str = "/etc/slurm/plugstack.conf.d/zz-palingenesis.conf";
+
+    fn line(file: &str, path: &str) -> Line {
+        Line { file: file.into(), number: 1, required: false, path: path.into(), arguments: Vec::new() }
+    }
+
+    fn opened(path: &str, state: State) -> Opened {
+        Opened { path: path.into(), state, link: None, hidden: None, loose: false, changed: None }
+    }
+
+    /// Installed, and not enabled.
+    fn seen() -> Seen {
+        let ours = line(FRAGMENT, "/usr/lib/palingenesis/spank_palingenesis.so");
+        let include = Include {
+            place: format!("{STACK}:1"),
+            pattern: format!("{FOLDER}/*.conf"),
+            files: Vec::new(),
+            before: vec![0],
+        };
+        let stack = Stack {
+            file: STACK.into(),
+            opened: vec![opened(STACK, State::Read)],
+            includes: vec![include],
+            ..Stack::default()
+        };
+        Seen {
+            host: Host {
+                root: true,
+                named: Release::parse("24.11"),
+                commands: None,
+                slurmd: None,
+                conf: Configuration { file: Some("/etc/slurm/slurm.conf".into()), ..Configuration::default() },
+                stack: Some(stack),
+                libraries: Vec::new(),
+                gone: Vec::new(),
+                daemons: Vec::new(),
+                probe: None,
+            },
+            fragment: FRAGMENT.into(),
+            fragment_leads: Some(FRAGMENT.into()),
+            library: Some(Library {
+                path: Some(ours.path.clone()),
+                line: ours,
+                symbols: Ok(Symbols { name: None, kind: Some("spank".into()), release: Release::parse("24.11") }),
+                load: Load::Loaded,
+                hidden: None,
+                loose: None,
+            }),
+            found: Vec::new(),
+            folders: vec![FOLDER.into(), "/etc/slurm".into()],
+            written: Some(String::new()),
+        }
+    }
+
+    fn refused(seen: &Seen, parts: &[&str]) {
+        let Step::Refuse(text) = enable(seen) else { panic!("{:?}", enable(seen)) };
+        parts.iter().for_each(|part| assert!(text.contains(part), "'{part}' is not in: {text}"));
+    }
+
+    #[test]
+    fn a_link_where_a_directory_is_included() {
+        let link = |dangling| Step::Link { at: AT.into(), to: FRAGMENT.into(), instead_of_dangling: dangling };
+        assert_eq!(enable(&seen()), link(false));
+        let mut dangling = seen();
+        dangling.found =
+            vec![Place { path: AT.into(), link: Some("/old/palingenesis.conf".into()), leads: None, file: false }];
+        assert_eq!(enable(&dangling), link(true));
+        // Made by another run a moment ago.
+        dangling.found[0].leads = Some(FRAGMENT.into());
+        assert_eq!(enable(&dangling), link(false));
+        // What somebody else put there stays.
+        dangling.found[0].leads = Some("/old/palingenesis.conf".into());
+        refused(&dangling, &[AT, "take it away"]);
+        dangling.found[0] = Place { path: AT.into(), link: None, leads: Some(AT.into()), file: true };
+        refused(&dangling, &[AT, "take it away"]);
+        let mut bare = seen();
+        bare.host.stack.as_mut().unwrap().includes[0].pattern = format!("{FOLDER}/*");
+        assert_eq!(enable(&bare), link(false));
+        // Whose names are others'.
+        bare.host.stack.as_mut().unwrap().includes[0].pattern = format!("{FOLDER}/site-*.conf");
+        refused(&bare, &["includes no directory", &format!("include {FRAGMENT}")]);
+    }
+
+    #[test]
+    fn behind_pyxis_or_not_at_all() {
+        let mut seen = seen();
+        let pyxis = line(STACK, "/usr/lib64/slurm/spank_pyxis.so");
+        let stack = seen.host.stack.as_mut().unwrap();
+        stack.lines.push(pyxis.clone());
+        refused(&seen, &["pyxis", &format!("{STACK}:1")]);
+        let stack = seen.host.stack.as_mut().unwrap();
+        (stack.includes[0].files, stack.includes[0].before) = (vec![format!("{FOLDER}/pyxis.conf")], vec![0, 1]);
+        assert!(matches!(enable(&seen), Step::Link { .. }), "{:?}", enable(&seen));
+        let stack = seen.host.stack.as_mut().unwrap();
+        (stack.includes[0].files, stack.includes[0].before) = (vec![format!("{FOLDER}/zzz-pyxis.conf")], vec![0, 1]);
+        refused(&seen, &["pyxis"]);
+    }
+
+    #[test]
+    fn a_file_where_there_is_none_and_never_over_one() {
+        let mut seen = seen();
+        seen.written = None;
+        let stack = seen.host.stack.as_mut().unwrap();
+        (stack.includes, stack.opened) = (Vec::new(), vec![opened(STACK, State::Missing)]);
+        assert_eq!(enable(&seen), Step::Write { file: STACK.into(), text: whole_file(FRAGMENT) });
+        // A link that leads nowhere is somebody's.
+        seen.found =
+            vec![Place { path: STACK.into(), link: Some("/srv/plugstack.conf".into()), leads: None, file: false }];
+        refused(&seen, &["includes no directory"]);
+        seen.host.conf.configless = true;
+        refused(
+            &seen,
+            &["slurmctld's host", "optional /usr/lib/palingenesis/spank_palingenesis.so", "scontrol reconfigure"],
+        );
+    }
+
+    /// <https://github.com/NVIDIA/pyxis/issues/25>
+    #[test]
+    fn what_would_not_load_is_not_enabled() {
+        let mut other = seen();
+        other.host.named = Release::parse("25.05");
+        refused(&other, &["for Slurm 24.11", "install palingenesis-slurm25.05"]);
+        other.host.named = None;
+        refused(&other, &["not known", "--slurm"]);
+        let mut broken = seen();
+        broken.library.as_mut().unwrap().load = Load::Refused("version `GLIBC_2.38' not found".into());
+        refused(&broken, &["GLIBC_2.38", "newer system"]);
+        broken.library = None;
+        refused(&broken, &[FRAGMENT, "no line"]);
+        broken.fragment_leads = None;
+        refused(&broken, &["is not there", "install the package"]);
+        let mut closed = seen();
+        closed.host.stack.as_mut().unwrap().opened.push(opened("/etc/x", State::Fault("Permission denied".into())));
+        refused(&closed, &["/etc/x", "Permission denied"]);
+    }
+
+    #[test]
+    fn what_is_there_already_is_told_and_removed_by_who_put_it_there() {
+        let mut there = seen();
+        let ours = line(AT, "/usr/lib/palingenesis/spank_palingenesis.so");
+        there.host.stack.as_mut().unwrap().lines.push(ours);
+        assert!(matches!(enable(&there), Step::Nothing(text) if text.contains(AT)));
+        there.found =
+            vec![Place { path: AT.into(), link: Some(FRAGMENT.into()), leads: Some(FRAGMENT.into()), file: false }];
+        assert_eq!(remove(&there), Step::Remove { paths: vec![AT.into()] });
+        // The package is gone, its link is left.
+        (there.found[0].leads, there.fragment_leads) = (None, None);
+        assert_eq!(remove(&there), Step::Remove { paths: vec![AT.into()] });
+        // Somebody's own line.
+        there.found = Vec::new();
+        let Step::Refuse(text) = remove(&there) else { panic!("{:?}", remove(&there)) };
+        assert!(text.contains(&format!("the line in {AT}:1")), "{text}");
+        let mut written = seen();
+        written.written = Some(whole_file(FRAGMENT));
+        assert_eq!(remove(&written), Step::Remove { paths: vec![STACK.into()] });
+        written.written = Some(format!("{}optional /x.so\n", whole_file(FRAGMENT)));
+        assert!(matches!(remove(&written), Step::Nothing(_)));
+    }
 }

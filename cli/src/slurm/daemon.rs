@@ -35,7 +35,13 @@ pub fn running(tree: &Tree) -> Vec<Daemon> {
     let mut pids: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
     pids.sort_unstable();
     let is_slurmd = |pid: &u32| tree.attribute(&format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "slurmd");
-    let pids: Vec<u32> = pids.into_iter().filter(is_slurmd).collect();
+    // One of a container is not this host's: its files are others (pid_namespaces(7)).
+    let is_here = |pid: &u32| {
+        let status = tree.attribute(&format!("/proc/{pid}/status")).unwrap_or_default();
+        let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        pids.is_none_or(|pids| pids.split_whitespace().count() < 2)
+    };
+    let pids: Vec<u32> = pids.into_iter().filter(is_slurmd).filter(is_here).collect();
     let boot = boot_time(tree);
     let all = pids.iter().filter_map(|pid| {
         let stat = tree.attribute(&format!("/proc/{pid}/stat")).ok()?;
@@ -122,6 +128,11 @@ mod tests {
             let fields = "0 ".repeat(17);
             write(&format!("proc/{pid}/stat"), &format!("{pid} (slurmd) S {parent} {fields}5000 0\n"));
         }
+        // In a container of this host.
+        write("proc/950/comm", "slurmd\n");
+        write("proc/950/stat", &format!("950 (slurmd) S 1 {}5000 0\n", "0 ".repeat(17)));
+        write("proc/950/status", "Name:\tslurmd\nNSpid:\t950\t7\n");
+        write("proc/812/status", "Name:\tslurmd\nNSpid:\t812\n");
         write("proc/812/cmdline", "slurmd\0-D\0-f\0/srv/slurm.conf\0");
         write("proc/812/environ", "PATH=/bin\0");
         write("proc/812/maps", "7f00-7f01 r-xp 0 08:01 5   /usr/lib/palingenesis/spank_palingenesis.so\n");

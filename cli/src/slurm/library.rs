@@ -107,18 +107,23 @@ pub fn load(file: &Path, probe: Option<&Path>) -> Load {
     let Some(probe) = probe else { return Load::Unknown("this program does not know its own file".into()) };
     let Some(name) = file.to_str() else { return Load::Unknown("its name is not UTF-8".into()) };
     match program::output(probe, &[PROBE, name], &[], PATIENCE) {
-        Ok(said) => answer(&String::from_utf8_lossy(&said)),
+        Ok(said) => answer(name, &String::from_utf8_lossy(&said)),
         Err(error) => Load::Unknown(format!("the process that loads it gave no answer: {}", reason(&error))),
     }
 }
 
-fn answer(said: &str) -> Load {
-    let shown = |text: &str| palingenesis::config::printable(text.trim());
+/// As long as the loader's words may be told.
+const MOST_WORDS: usize = 400;
+
+fn answer(file: &str, said: &str) -> Load {
+    // The loader begins with the file, which is told anyway.
+    let words =
+        |text: &str| text.trim().trim_start_matches(file).trim_start_matches(": ").chars().take(MOST_WORDS).collect();
     // What stands behind it is the parent's, which tells an end without an answer.
     match said.lines().next().unwrap_or_default().split_once(' ') {
         Some(("loaded", _)) => Load::Loaded,
-        Some(("refused", why)) => Load::Refused(shown(why)),
-        Some(("crashed", how)) => Load::Crashed(shown(how)),
+        Some(("refused", why)) => Load::Refused(words(why)),
+        Some(("crashed", how)) => Load::Crashed(words(how)),
         _ => Load::Unknown("the process that loads it said nothing".into()),
     }
 }
@@ -323,9 +328,15 @@ mod tests {
 
     #[test]
     fn the_probe_s_words() {
-        assert_eq!(answer("loaded -\n"), Load::Loaded);
-        assert_eq!(answer("refused libx.so: cannot open\n"), Load::Refused("libx.so: cannot open".into()));
-        assert_eq!(answer("crashed by signal 11\n"), Load::Crashed("by signal 11".into()));
-        assert!(matches!(answer(""), Load::Unknown(_)));
+        let of = |said: &str| answer("/l/p.so", said);
+        // The parent's line comes behind the child's.
+        assert_eq!(of("loaded -\ncrashed with exit code 0\n"), Load::Loaded);
+        assert_eq!(
+            of("refused libx.so: cannot open\ncrashed with exit code 0\n"),
+            Load::Refused("libx.so: cannot open".into())
+        );
+        assert_eq!(of("refused /l/p.so: undefined symbol: x\n"), Load::Refused("undefined symbol: x".into()));
+        assert_eq!(of("crashed by signal 11\n"), Load::Crashed("by signal 11".into()));
+        assert!(matches!(of(""), Load::Unknown(_)));
     }
 }

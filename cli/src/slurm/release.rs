@@ -100,7 +100,7 @@ pub fn commands() -> Option<Program> {
 
 /// The slurmd: the program that runs, if that is known, else the one that is installed.
 pub fn slurmd(running: Option<PathBuf>) -> Option<Program> {
-    let path = running.or_else(|| find("slurmd"))?;
+    let path = running.filter(|path| path.is_file()).or_else(|| find("slurmd"))?;
     Some(Program { asked: path.clone(), said: ask(&path), path })
 }
 
@@ -125,7 +125,7 @@ fn ask(path: &Path) -> Result<String, String> {
     match text.lines().next().map(str::trim).filter(|line| !line.is_empty()) {
         Some(line) if Release::parse(line).is_some() => Ok(palingenesis::config::printable(line)),
         Some(line) => Err(format!("it said {}", palingenesis::config::printable(line))),
-        None => Err("it said nothing".into()),
+        None => Err("it said nothing, as where it finds no slurm.conf".into()),
     }
 }
 
