@@ -25,7 +25,11 @@ struct Install {
 
 impl Install {
     fn up(name: &str, plugstack: &[&str]) -> Option<Install> {
-        let sandbox = Sandbox::up(&format!("enable-{name}"), &["--nodes", "1"])?;
+        Install::with(name, plugstack, &[])
+    }
+
+    fn with(name: &str, plugstack: &[&str], options: &[&str]) -> Option<Install> {
+        let sandbox = Sandbox::up(&format!("enable-{name}"), &[&["--nodes", "1"], options].concat())?;
         let prefix = common::open_folder().join(format!("enable-{name}"));
         let _ = fs::remove_dir_all(&prefix);
         for folder in ["bin", "sbin", "share/palingenesis"] {
@@ -142,7 +146,12 @@ fn in_and_out(name: &str, include: &str) {
     let sandbox = &install.sandbox;
     install.jobs_run(false);
     // Jobs run meanwhile, and one all the time.
-    let mut job = sandbox.command(&[]).args(["srun", "-Q", "-n1", "--overlap", "sleep", "20"]).spawn().unwrap();
+    let mut job = sandbox
+        .command(&[])
+        .args(["srun", "-Q", "-n1", "--overlap", "sleep", "20"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let jobs = Loop::start(&install, &[], "jobs", "srun -Q -n1 --overlap -s echo ran || echo failed");
     let watch = Loop::start(&install, &["--as-root"], "watch", "ls -A /etc/slurm/plugstack.conf.d");
 
@@ -317,4 +326,39 @@ fn a_host_without_plugstack_conf_gets_one_and_loses_it_again() {
     fs::write(&file, format!("{text}# mine\n")).unwrap();
     install.refuses("--remove", &["the include in /etc/slurm/plugstack.conf:3"]);
     install.jobs_run(true);
+}
+
+/// What is included, and how, is the same in every release; the library must be its own.
+fn on_release(suite: &str, release: &str) {
+    let roots = std::env::var_os("PALINGENESIS_ROOTS").unwrap_or_else(|| "/var/cache/palingenesis-roots".into());
+    let tree = Path::new(&roots).join(suite);
+    if !tree.join("usr/bin/srun").is_file() {
+        println!("skipped: no Slurm of Debian {suite} at {}; scripts/make-roots makes it", tree.display());
+        return;
+    }
+    let include = ["include /etc/slurm/plugstack.conf.d/*"];
+    let Some(install) = Install::with(suite, &include, &["--root", tree.to_str().unwrap()]) else { return };
+    // The one built for this machine's release, first.
+    let here = install.sandbox.run_root("sinfo -V").ok().out;
+    assert!(here.contains(release), "{here}");
+    install.fragment_for(&common::readable_by_all(common::stamped_library("21.08")));
+    install.refuses("", &["for Slurm 21.08", &format!("install palingenesis-slurm{release}")]);
+    install.fragment_for(&common::readable_by_all(common::stamped_library(release)));
+    install.jobs_run(false);
+    install.enable("").ok();
+    install.jobs_run(true);
+    let doctor = install.sandbox.run_root(&format!("{}/bin/palingenesis doctor", install.prefix.display())).ok();
+    assert!(doctor.out.contains(&format!("the plugin is for Slurm {release}")), "{}", doctor.out);
+    install.enable("--remove").ok();
+    install.jobs_run(false);
+}
+
+#[test]
+fn in_and_out_on_24_11() {
+    on_release("trixie", "24.11");
+}
+
+#[test]
+fn in_and_out_on_26_05() {
+    on_release("forky", "26.05");
 }

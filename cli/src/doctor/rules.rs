@@ -10,6 +10,7 @@ use palingenesis::system::clock;
 
 use super::facts::{Facts, Folder, Use};
 use crate::slurm::Host;
+use crate::slurm::conf::SENT;
 use crate::slurm::library::{Library, Load};
 use crate::slurm::plugstack::{Line, Opened, Stack, State};
 use crate::slurm::release::Release;
@@ -556,7 +557,8 @@ fn slurmstepd(host: &Host, wrong: &[&str]) -> Check {
         let text = "no slurmd runs here, so no step does: a login host, or slurmd is down";
         return check("slurmstepd", Verdict::Note, text, "/proc");
     };
-    let own = daemon.conf.as_ref().filter(|file| host.conf.file.as_ref() != Some(file));
+    let sent = daemon.configless.then(|| SENT.to_string());
+    let own = daemon.conf.clone().or(sent).filter(|file| host.conf.file.as_ref() != Some(file));
     let source = format!("each step reads the plugstack.conf of slurmd ({}) as it starts", daemon.pid);
     if let Some(own) = own {
         let text = format!(

@@ -371,6 +371,9 @@ fn who_loads_it_and_how_that_is_known() {
     holds(("slurmstepd", Verdict::Note, 0, &["SLURM_CONF=/srv/slurm.conf palingenesis doctor"]), |facts| {
         facts.host.daemons[0].conf = Some("/srv/slurm.conf".into());
     });
+    holds(("slurmstepd", Verdict::Note, 0, &["SLURM_CONF=/run/slurm/conf/slurm.conf"]), |facts| {
+        facts.host.daemons[0].configless = true;
+    });
     holds(("slurmstepd", Verdict::Note, 0, &["a login host"]), |facts| facts.host.daemons.clear());
     holds(("commands", Verdict::Note, 0, &["no srun"]), |facts| facts.host.commands = None);
 }

@@ -96,14 +96,18 @@ pub fn look(tree: &Tree, line: &Line, plugin_dirs: &[String], probe: Option<&Pat
         line: line.clone(),
         path,
         symbols: symbols(&file),
-        load: load(&file, probe),
+        load: match tree.is_machine() {
+            true => load(&file, probe),
+            // Loading runs what is in it.
+            false => Load::Unknown("not loaded, for it is another machine's".into()),
+        },
         hidden: (mode & 0o004 == 0).then_some(mode),
         loose,
     }
 }
 
 /// Tries it by `probe`, our own program.
-pub fn load(file: &Path, probe: Option<&Path>) -> Load {
+fn load(file: &Path, probe: Option<&Path>) -> Load {
     let Some(probe) = probe else { return Load::Unknown("this program does not know its own file".into()) };
     let Some(name) = file.to_str() else { return Load::Unknown("its name is not UTF-8".into()) };
     match program::output(probe, &[PROBE, name], &[], PATIENCE) {
@@ -137,6 +141,7 @@ pub fn probe(file: &str) -> ! {
     // SAFETY: this process has one thread; the child loads, writes and leaves by _exit.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
+        become_nobody();
         // SAFETY: takes numbers only.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         // As Slurm does (plugin_load_from_file).
@@ -164,6 +169,20 @@ pub fn probe(file: &str) -> ! {
     }
     // Where the child has answered, this comes behind its answer and counts for nothing.
     end(&format!("crashed with exit code {}", libc::WEXITSTATUS(status)));
+}
+
+/// What the library does as it is loaded it does not do as root, and it must be
+/// readable by users, who load it in their srun. Others than root stay who they are.
+fn become_nobody() {
+    const NOBODY: u32 = 65534;
+    // SAFETY: these take numbers, and a list of no groups; where they fail, as in a user
+    // namespace without that number, root's check is as good as there can be one.
+    unsafe {
+        libc::setgroups(0, std::ptr::null());
+        libc::setresgid(NOBODY, NOBODY, NOBODY);
+        libc::setresuid(NOBODY, NOBODY, NOBODY);
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    }
 }
 
 /// Leaves without the destructors and exit handlers of what was loaded.
