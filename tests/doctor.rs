@@ -243,6 +243,15 @@ fn what_lies_in_an_included_directory_and_the_order_with_pyxis() {
     sandbox.run_root("mkfifo -m 644 /etc/slurm/plugstack.conf.d/fifo.conf").ok();
     doctor(&sandbox).holds(2, "included-files", "error", &["fifo.conf"]);
     fs::remove_file(folder.join("fifo.conf")).unwrap();
+    // Root sees what is included, users do not, and nothing says so.
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o711)).unwrap();
+    for who in [&["--as-root"][..], &[]] {
+        let told = doctor_as(&sandbox, who, "");
+        told.holds(2, "included-files", "error", &["users do not see", "mode 0711", "chmod a+rx"]);
+    }
+    assert!(with_the_flag(&sandbox).err.contains("unrecognized option"));
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(with_the_flag(&sandbox).ok().out, "rank 0\n");
     // A link whose package is gone is passed over; ours too, and then there is no line.
     symlink("/nonexistent/other.conf", folder.join("other.conf")).unwrap();
     doctor(&sandbox).holds(0, "included-files", "note", &["other.conf"]);

@@ -244,6 +244,21 @@ fn what_would_not_load_or_stand_right_is_refused_with_the_cure() {
     fs::remove_file(install.fragment()).unwrap();
     install.refuses("", &["palingenesis.conf is not there", "install the package"]);
     install.fragment_for(&library());
+    // Every srun of users would stop at a file that they cannot open.
+    let mode = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    mode(&install.fragment(), 0o600);
+    install.refuses("", &["not readable by all (mode 0600)", "chmod a+r"]);
+    mode(&install.fragment(), 0o644);
+    mode(&install.prefix.join("share"), 0o700);
+    install.refuses("", &["share has mode 0700", "chmod a+x"]);
+    mode(&install.prefix.join("share"), 0o755);
+    mode(&install.fragment(), 0o666);
+    install.refuses("", &["others than root (mode 0666)"]);
+    mode(&install.fragment(), 0o644);
+    let included = install.sandbox.dir().join("etc/slurm/plugstack.conf.d");
+    mode(&included, 0o711);
+    install.refuses("", &["users cannot see", "mode 0711"]);
+    mode(&included, 0o755);
     // Users may not, and nothing changes.
     let before = install.listing();
     let said = install.sandbox.run(&install.command(""));

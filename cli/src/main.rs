@@ -129,7 +129,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 
 /// One line on stderr.
 fn tell(text: &str) {
-    palingenesis::system::output::to_stderr(&format!("palingenesis: {text}\n"));
+    palingenesis::system::output::to_stderr(&palingenesis::report::one_line(&format!("palingenesis: {text}")));
 }
 
 /// Writes to stdout. A reader that has seen enough, such as `head`, is no error.

@@ -23,7 +23,8 @@ pub const EXIT_UNKNOWN: u8 = 3;
 
 /// Below the options in --help.
 pub const ABOUT: &str = "\
-Looks at this node and this install: Slurm's release and the plugin's, plugstack.conf and what it includes, whether the \
+Looks at this node and this install: Slurm's release and the plugin's, plugstack.conf and what it includes, whether \
+the \
 library loads, pyxis, the site file, GPUs and network cards, NCCL and CUDA, directories, limits, enroot. It changes \
 nothing and need not be root; what only root can see is told as unknown. A login host without GPUs is right too.
 

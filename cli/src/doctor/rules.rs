@@ -10,9 +10,10 @@ use palingenesis::system::clock;
 
 use super::facts::{Facts, Folder, Use};
 use crate::slurm::Host;
+use crate::slurm::access::Closed;
 use crate::slurm::conf::SENT;
 use crate::slurm::library::{Library, Load};
-use crate::slurm::plugstack::{Line, Opened, Stack, State};
+use crate::slurm::plugstack::{Include, Line, Opened, Stack, State};
 use crate::slurm::release::Release;
 
 /// How bad it is.
@@ -180,7 +181,8 @@ fn slurm_conf(host: &Host) -> Check {
 fn configless(host: &Host) -> Check {
     let conf = &host.conf;
     if conf.configless {
-        let text = "this host has what slurmctld sent: plugstack.conf, but neither the library nor files that it includes \
+        let text = "this host has what slurmctld sent: plugstack.conf, but neither the library nor files that it \
+        includes \
                     by a path";
         let source = conf.file.clone().unwrap_or_else(|| "slurmd's command line, or SLURM_CONF_SERVER".into());
         return check("configless", Verdict::Note, text, source);
@@ -207,16 +209,10 @@ fn plugstack(host: &Host) -> Check {
         return check("plugstack", Verdict::Error, text, how).cure("take the include out");
     }
     match (stack.state(), stack.opened.first()) {
-        (State::Read, Some(opened)) => match opened.hidden {
-            Some(mode) => {
-                check("plugstack", Verdict::Error, unreadable(&file, mode), how).cure(format!("chmod a+r {file}"))
-            }
-            None if opened.loose => {
-                let text =
-                    format!("{file} may be written by others than root, who then load what they like into slurmd");
-                check("plugstack", Verdict::Warning, text, how).cure(format!("chown root {file}; chmod go-w {file}"))
-            }
-            None => check("plugstack", Verdict::Ok, file, how),
+        (State::Read, Some(opened)) => match (&opened.access.closed, &opened.access.loose) {
+            (Some(closed), _) => unreadable("plugstack", &file, closed, &how),
+            (None, Some(loose)) => changeable("plugstack", &file, loose, &how),
+            (None, None) => check("plugstack", Verdict::Ok, file, how),
         },
         (State::Missing, _) | (_, None) => {
             check("plugstack", Verdict::Note, format!("{file} does not exist, which is as if it were empty"), how)
@@ -231,8 +227,22 @@ fn plugstack(host: &Host) -> Check {
     }
 }
 
-fn unreadable(file: &str, mode: u32) -> String {
-    format!("{file} is not readable by all (mode {mode:04o}): every srun, sbatch and salloc of users stops at it")
+/// A file that people may change.
+fn changeable(name: &'static str, file: &str, how: &str, source: &str) -> Check {
+    let text =
+        format!("{file} may be changed by others than root ({how}), who then load what they like into slurmd, as root");
+    check(name, Verdict::Warning, text, source).cure(format!("chown root {file}; chmod go-w {file}"))
+}
+
+/// A file that users cannot read.
+fn unreadable(name: &'static str, file: &str, closed: &Closed, source: &str) -> Check {
+    let text =
+        format!("{file} is not readable by all ({}): every srun, sbatch and salloc of users stops at it", closed.why);
+    match closed.but_group {
+        false => check(name, Verdict::Error, text, source).cure(closed.cure.clone()),
+        true => check(name, Verdict::Warning, format!("{text}, unless they are in its group"), source)
+            .cure(closed.cure.clone()),
+    }
 }
 
 /// What to do to have the line.
@@ -243,6 +253,11 @@ fn enable(host: &Host) -> String {
             .into();
     }
     "as root: palingenesis-enable".into()
+}
+
+/// Includes of one file that is not there.
+fn nowhere(stack: &Stack) -> impl Iterator<Item = &Include> {
+    stack.includes.iter().filter(|include| include.files.is_empty() && !include.pattern.contains(['*', '?', '[']))
 }
 
 fn line(host: &Host, stack: &Stack) -> Check {
@@ -258,17 +273,20 @@ fn line(host: &Host, stack: &Stack) -> Check {
     };
     match ours.as_slice() {
         [] => {
-            let text = match stack.opened.iter().find(gone) {
-                Some(Opened { path, link: Some(to), .. }) => {
-                    format!(
-                        "no line of palingenesis: {path} leads to {to}, which is not there, and Slurm passes over it"
-                    )
+            let lost = stack.opened.iter().find(gone).map(|opened| match &opened.link {
+                Some(to) => format!("{} leads to {to}", opened.path),
+                None => opened.path.clone(),
+            });
+            let named = nowhere(stack).find(|include| include.pattern.contains("palingenesis"));
+            let lost = lost.or_else(|| named.map(|include| format!("{} includes {}", include.place, include.pattern)));
+            let (text, cure) = match lost {
+                Some(lost) => (
+                    format!("no line of palingenesis: {lost}, which is not there, and Slurm passes over it"),
+                    "install the package of this release again, or: palingenesis-enable --remove".into(),
+                ),
+                None => {
+                    ("no line of palingenesis: jobs on this host do not know --palingenesis".to_string(), enable(host))
                 }
-                _ => format!("no line of palingenesis: jobs on this host do not know {}", "--palingenesis"),
-            };
-            let cure = match stack.opened.iter().any(|opened| gone(&opened)) {
-                true => "install the package of this release again, or: palingenesis-enable --remove".into(),
-                false => enable(host),
             };
             check("line", Verdict::Error, text, source).cure(cure)
         }
@@ -276,7 +294,8 @@ fn line(host: &Host, stack: &Stack) -> Check {
         [first, rest @ ..] => {
             let places: Vec<String> = rest.iter().map(|line| line.place()).collect();
             let text = format!(
-                "{} lines load palingenesis, the first in {}, then {}: each srun prints `option \"palingenesis\" provided by \
+                "{} lines load palingenesis, the first in {}, then {}: each srun prints `option \"palingenesis\" \
+                provided by \
                  both`, and each hook runs twice",
                 ours.len(),
                 first.place(),
@@ -292,7 +311,8 @@ fn required(line: &Line) -> Check {
     if !line.required {
         return check("required", Verdict::Ok, "optional: without the library jobs run that do not ask for it", place);
     }
-    let text = "required: if the library is missing or of another release, every srun, sbatch and salloc stops, and slurmd \
+    let text = "required: if the library is missing or of another release, every srun, sbatch and salloc stops, and \
+    slurmd \
                 does not start";
     check("required", Verdict::Warning, text, place)
         .cure("write optional: what the plugin refuses it refuses all the same")
@@ -317,7 +337,7 @@ fn without(line: &Line) -> &'static str {
     if line.required {
         "every srun, sbatch and salloc stops (required)"
     } else {
-        "jobs with the flag do not start, others run with an error line"
+        "jobs with the flag do not start, others run, in most releases with an error line"
     }
 }
 
@@ -342,21 +362,19 @@ pub fn library(library: &Library) -> Check {
             check("library", Verdict::Error, text, source).cure("take the line out, then install the package again")
         }
         (_, Load::Unknown(why)) => check("library", Verdict::Unknown, format!("{path}: {why}"), source),
-        (_, Load::Loaded) => match (library.hidden, &library.loose) {
-            (Some(mode), _) => {
-                let text = format!("{path} is not readable by all (mode {mode:04o}): {}", without(line));
-                check("library", Verdict::Error, text, "its mode").cure(format!("chmod a+r {path}"))
+        (_, Load::Loaded) => match (&library.access.closed, &library.access.loose) {
+            (Some(closed), _) => {
+                let text = format!("{path} is not readable by all ({}): {}", closed.why, without(line));
+                let verdict = if closed.but_group { Verdict::Warning } else { Verdict::Error };
+                check("library", verdict, text, "owners and modes").cure(closed.cure.clone())
             }
-            (None, Some(how)) => {
-                let text = format!("{path} may be changed by others than root ({how}), and slurmd loads it as root");
-                check("library", Verdict::Warning, text, "its owner and mode")
-                    .cure(format!("chown root {path}; chmod go-w {path}"))
-            }
+            (None, Some(loose)) => changeable("library", path, loose, "owners and modes"),
             (None, None) => check("library", Verdict::Ok, format!("{path} loads"), source),
         },
     }
 }
 
+/// Of Slurm's release?
 pub fn release(host: &Host, library: &Library) -> Check {
     let path = library.path.as_ref().unwrap_or(&library.line.path);
     let source = format!("plugin_version in {path}, against slurm");
@@ -462,9 +480,18 @@ fn included(stack: &Stack) -> Check {
             let text = format!("{path} cannot be opened: {why}: every srun, sbatch and salloc stops at it");
             return check("included-files", Verdict::Error, text, source).cure(cure);
         }
-        if let Some(mode) = file.hidden.filter(|_| file.state == State::Read) {
-            return check("included-files", Verdict::Error, unreadable(path, mode), source).cure(cure);
+        if let Some(closed) = file.access.closed.as_ref().filter(|_| file.state == State::Read) {
+            return unreadable("included-files", path, closed, &source).cure(format!("{}, or {cure}", closed.cure));
         }
+    }
+    if let Some((include, closed)) = stack.includes.iter().find_map(|include| Some((include, include.closed.as_ref()?)))
+    {
+        let text = format!(
+            "{}: users do not see what is included ({}), and their commands load none of it",
+            include.pattern, closed.why
+        );
+        let verdict = if closed.but_group { Verdict::Warning } else { Verdict::Error };
+        return check("included-files", verdict, text, source).cure(closed.cure.clone());
     }
     // Of a file that is named whole, its name is meant.
     let wild: BTreeSet<&String> = stack
@@ -485,21 +512,19 @@ fn included(stack: &Stack) -> Check {
         let cure = "move it out of the directory, and let the include end in *.conf";
         return check("included-files", Verdict::Warning, text, source).cure(cure);
     }
-    if let Some(file) = opened().find(|file| file.loose && file.state == State::Read) {
-        let text =
-            format!("{} may be written by others than root, who then load what they like into slurmd", file.path);
-        return check("included-files", Verdict::Warning, text, source)
-            .cure(format!("chown root {0}; chmod go-w {0}", file.path));
+    if let Some((file, how)) = opened().find_map(|file| Some((file, file.access.loose.as_ref()?))) {
+        return changeable("included-files", &file.path, how, &source);
     }
     let read = opened().filter(|file| file.state == State::Read).count();
-    let gone: Vec<&str> = opened().filter(|file| file.state == State::Missing).map(|file| file.path.as_str()).collect();
+    let gone = opened().filter(|file| file.state == State::Missing).map(|file| file.path.as_str());
+    let gone: Vec<&str> = gone.chain(nowhere(stack).map(|include| include.pattern.as_str())).collect();
     let mut text = match (stack.includes.is_empty(), read) {
         (true, _) => "nothing is included".to_string(),
         (false, 1) => "1 file".into(),
         (false, read) => format!("{read} files"),
     };
     if !gone.is_empty() {
-        text.push_str(&format!("; passed over, for they lead nowhere: {}", gone.join(", ")));
+        text.push_str(&format!("; passed over, for it is not there: {}", gone.join(", ")));
         return check("included-files", Verdict::Note, text, source);
     }
     check("included-files", Verdict::Ok, text, source)
@@ -562,7 +587,8 @@ fn slurmstepd(host: &Host, wrong: &[&str]) -> Check {
     let source = format!("each step reads the plugstack.conf of slurmd ({}) as it starts", daemon.pid);
     if let Some(own) = own {
         let text = format!(
-            "slurmd has a slurm.conf of its own, {own}: whether its steps load it is told by SLURM_CONF={own} palingenesis doctor"
+            "slurmd has a slurm.conf of its own, {own}: whether its steps load it is told by SLURM_CONF={own} \
+            palingenesis doctor"
         );
         return check("slurmstepd", Verdict::Note, text, source);
     }
@@ -609,7 +635,8 @@ fn slurmd(host: &Host) -> Check {
         // The kernel tells both in whole seconds here.
         (Some(started), Some(changed)) if started > changed => {
             let text = format!(
-                "slurmd ({pid}) started {}, after the last change of plugstack.conf and what it includes, and has loaded what \
+                "slurmd ({pid}) started {}, after the last change of plugstack.conf and what it includes, and has \
+                loaded what \
                  they say; {NO_MATTER}",
                 at(started)
             );
@@ -617,7 +644,8 @@ fn slurmd(host: &Host) -> Check {
         }
         (Some(started), Some(changed)) => {
             let text = format!(
-                "unknown to this user: slurmd ({pid}) started {}, plugstack.conf or what it includes changed {}, and it reads \
+                "unknown to this user: slurmd ({pid}) started {}, plugstack.conf or what it includes changed {}, and \
+                it reads \
                  them at its start only; {NO_MATTER}",
                 at(started),
                 at(changed)

@@ -9,6 +9,7 @@ use super::facts::{Devices, Enroot, Facts, Folder, Found, SiteFile, Use};
 use super::rules::{Check, Verdict, checks, exit_code, is_left_over, overall};
 use super::{parse_release, print};
 use crate::slurm::Host;
+use crate::slurm::access::{Access, Closed};
 use crate::slurm::conf::Configuration;
 use crate::slurm::daemon::Daemon;
 use crate::slurm::library::{Library, Load, Symbols};
@@ -25,7 +26,7 @@ fn line(file: &str, number: usize, path: &str) -> Line {
 
 fn opened(path: &str) -> Opened {
     let changed = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
-    Opened { path: path.into(), state: State::Read, link: None, hidden: None, loose: false, changed }
+    Opened { path: path.into(), state: State::Read, link: None, access: Access::default(), changed }
 }
 
 fn program(name: &str, said: &str) -> Option<Program> {
@@ -41,8 +42,7 @@ fn loaded(line: &Line, release: &str) -> Library {
         path: Some(line.path.clone()),
         symbols: Ok(symbols),
         load: Load::Loaded,
-        hidden: None,
-        loose: None,
+        access: Access::default(),
     }
 }
 
@@ -54,6 +54,7 @@ fn right() -> Facts {
         place: format!("{STACK}:1"),
         pattern: "/etc/slurm/plugstack.conf.d/*.conf".into(),
         files: vec![LINK.into()],
+        closed: None,
         before: vec![0, 1],
     };
     let stack = Stack {
@@ -102,6 +103,15 @@ fn right() -> Facts {
         open_files: Some((1024, 1 << 20)),
         enroot: None,
     }
+}
+
+fn closed(but_group: bool) -> Access {
+    let closed = Closed { why: "mode 0640".into(), cure: "chmod a+r it".into(), but_group };
+    Access { closed: Some(closed), loose: None }
+}
+
+fn loose() -> Access {
+    Access { closed: None, loose: Some("mode 0666".into()) }
 }
 
 fn folder(usage: Use, path: &str, mode: u32) -> Folder {
@@ -227,12 +237,10 @@ fn the_library_and_its_release() {
         facts.host.libraries[0].path = None;
         facts.host.libraries[0].load = Load::Refused("No such file or directory".into());
     });
-    holds(("library", Verdict::Error, 2, &["not readable by all (mode 0600)"]), |facts| {
-        facts.host.libraries[0].hidden = Some(0o600);
+    holds(("library", Verdict::Error, 2, &["not readable by all (mode 0640)"]), |facts| {
+        facts.host.libraries[0].access = closed(false);
     });
-    holds(("library", Verdict::Warning, 1, &["as root"]), |facts| {
-        facts.host.libraries[0].loose = Some("mode 0666".into())
-    });
+    holds(("library", Verdict::Warning, 1, &["as root"]), |facts| facts.host.libraries[0].access = loose());
     holds(("library", Verdict::Unknown, 3, &["no answer"]), |facts| {
         facts.host.libraries[0].load = Load::Unknown("no answer".into());
     });
@@ -277,16 +285,26 @@ fn plugstack_conf_and_the_line() {
         no_line(facts);
         stack(facts).opened[0].state = State::Missing;
     });
+    // A file in the whole is passed over too.
+    holds(
+        ("line", Verdict::Error, 2, &["plugstack.conf:1 includes /usr/share/palingenesis/p.conf", "--remove"]),
+        |facts| {
+            no_line(facts);
+            stack(facts).includes[0].pattern = "/usr/share/palingenesis/p.conf".into();
+            stack(facts).includes[0].files.clear();
+        },
+    );
     // <https://github.com/awslabs/awsome-distributed-ai/issues/1207>
     holds(("line", Verdict::Warning, 1, &["2 lines", "plugstack.conf:9", "twice"]), |facts| {
         let second = line(STACK, 9, LIBRARY);
         facts.host.libraries.push(loaded(&second, "24.11"));
         stack(facts).lines.push(second);
     });
-    holds(("plugstack", Verdict::Error, 2, &["mode 0600", "chmod a+r"]), |facts| {
-        stack(facts).opened[0].hidden = Some(0o600)
+    holds(("plugstack", Verdict::Error, 2, &["mode 0640", "chmod a+r"]), |facts| {
+        stack(facts).opened[0].access = closed(false)
     });
-    holds(("plugstack", Verdict::Warning, 1, &["others than root"]), |facts| stack(facts).opened[0].loose = true);
+    holds(("plugstack", Verdict::Warning, 1, &["in its group"]), |facts| stack(facts).opened[0].access = closed(true));
+    holds(("plugstack", Verdict::Warning, 1, &["others than root"]), |facts| stack(facts).opened[0].access = loose());
     holds(("plugstack", Verdict::Error, 2, &["Permission denied"]), |facts| {
         stack(facts).opened[0].state = State::Fault("Permission denied".into());
     });
@@ -323,8 +341,8 @@ fn files_that_an_include_picks_up() {
         }
     };
     holds(
-        ("included-files", Verdict::Error, 2, &["sed6Yj8Ga", "mode 0600", "every srun"]),
-        file("sed6Yj8Ga", |f| f.hidden = Some(0o600)),
+        ("included-files", Verdict::Error, 2, &["sed6Yj8Ga", "mode 0640", "every srun"]),
+        file("sed6Yj8Ga", |f| f.access = closed(false)),
     );
     holds(
         ("included-files", Verdict::Warning, 1, &["palingenesis.conf.rpmsave", "*.conf"]),
@@ -334,7 +352,7 @@ fn files_that_an_include_picks_up() {
         ("included-files", Verdict::Note, 0, &["passed over", "gone.conf"]),
         file("gone.conf", |f| f.state = State::Missing),
     );
-    holds(("included-files", Verdict::Warning, 1, &["others than root"]), file("a.conf", |f| f.loose = true));
+    holds(("included-files", Verdict::Warning, 1, &["others than root"]), file("a.conf", |f| f.access = loose()));
     holds(
         ("included-files", Verdict::Error, 2, &["fifo.conf", "wait"]),
         file("fifo.conf", |f| f.state = State::Fault("it may wait".into())),

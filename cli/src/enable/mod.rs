@@ -12,9 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
+use palingenesis::report::one_line;
 
 use crate::doctor::parse_release;
 use crate::slurm::Host;
+use crate::slurm::access;
 use crate::slurm::library;
 use crate::slurm::plugstack;
 use crate::slurm::release::Release;
@@ -36,7 +38,8 @@ It refuses where the library cannot be loaded or is of another Slurm release, wh
 pyxis, and where slurmctld sends the configuration (configless). Where the line is there already, by whatever way, it \
 says where and changes nothing. Commands and steps that start afterwards have the new state; nothing is restarted.
 
-Exit codes: 0 where all is as wanted, or would be (--check); 1 where it is not, with the reason and the cure; 2 for wrong \
+Exit codes: 0 where all is as wanted, or would be (--check); 1 where it is not, with the reason and the cure; 2 for \
+wrong \
 usage.";
 
 /// Puts palingenesis' line into Slurm's plugstack.conf, or takes it out.
@@ -71,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let step = if arguments.remove { steps::remove(&seen) } else { steps::enable(&seen) };
     let (does, step) = match step {
         Step::Nothing(text) => {
-            print(&format!("{text}\n"))?;
+            print(&one_line(&text))?;
             return Ok(ExitCode::SUCCESS);
         }
         Step::Refuse(text) => {
@@ -81,7 +84,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         step => (step.text(), step),
     };
     if arguments.check {
-        print(&format!("would {does}\n"))?;
+        print(&one_line(&format!("would {does}")))?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Err(error) = act(&step) {
@@ -105,7 +108,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     let now = if arguments.remove { "no longer load palingenesis" } else { "load palingenesis" };
-    print(&format!("done: {does}; commands and steps that start from now on {now}\n"))?;
+    print(&one_line(&format!("done: {does}; commands and steps that start from now on {now}")))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -147,6 +150,7 @@ fn look(fragment: &str, release: Option<Release>) -> Seen {
     Seen {
         fragment: fragment.into(),
         fragment_leads: leads(fragment),
+        fragment_access: access::of(&tree, fragment),
         library,
         found,
         folders,

@@ -2,6 +2,7 @@
 
 use crate::doctor::{Check, Verdict, arguments, before_pyxis, library, release};
 use crate::slurm::Host;
+use crate::slurm::access::Access;
 use crate::slurm::library::Library;
 use crate::slurm::plugstack::{Line, Opened, Stack, State};
 
@@ -18,6 +19,8 @@ pub struct Seen {
     pub fragment: String,
     /// The same without links; `None`: it is not there.
     pub fragment_leads: Option<String>,
+    /// Who may read and change it.
+    pub fragment_access: Access,
     /// Its line's library; `None`: it has no line.
     pub library: Option<Library>,
     /// What stands where Slurm looks.
@@ -96,9 +99,9 @@ fn refuse(text: impl Into<String>) -> Step {
 }
 
 /// Its words, for a refusal.
-fn of_check(check: &Check) -> String {
+fn of_check(what: &str, check: &Check) -> String {
     let cure = check.cure.as_ref().map(|cure| format!("; {cure}")).unwrap_or_default();
-    format!("not enabled: {}{cure}", check.text)
+    format!("{what}: {}{cure}", check.text)
 }
 
 /// Whether this file of the host keeps every command from working, or from being judged.
@@ -137,9 +140,23 @@ pub fn enable(seen: &Seen) -> Step {
     if let Some(fault) = fault(stack) {
         return refuse(format!("not enabled: {fault}, and every srun stops at it; correct that first"));
     }
+    // Users' commands stop at a file that they cannot open.
+    if let Some(closed) = &seen.fragment_access.closed {
+        return refuse(format!(
+            "not enabled: {fragment} is not readable by all ({}), and every srun of users would stop at it; {}",
+            closed.why, closed.cure
+        ));
+    }
+    if let Some(how) = &seen.fragment_access.loose {
+        return refuse(format!(
+            "not enabled: {fragment} may be changed by others than root ({how}), who then load what they like into \
+            slurmd; \
+             chown root {fragment}; chmod go-w {fragment}"
+        ));
+    }
     let line = arguments(&ours.line);
     if line.verdict == Verdict::Error {
-        return refuse(of_check(&line));
+        return refuse(of_check("not enabled", &line));
     }
     // The same tests for a line that is there already: it may have been right once.
     let there = stack.ours().next();
@@ -147,7 +164,11 @@ pub fn enable(seen: &Seen) -> Step {
     for check in [library(tested), release(host, tested)] {
         if matches!(check.verdict, Verdict::Error | Verdict::Warning | Verdict::Unknown) {
             let unknown = if host.release().is_none() { "; name this host's release: --slurm 24.11" } else { "" };
-            return refuse(format!("{}{unknown}", of_check(&check)));
+            let what = match there {
+                Some(line) => format!("the line is there already, in {}, but not right", line.place()),
+                None => "not enabled".into(),
+            };
+            return refuse(format!("{}{unknown}", of_check(&what, &check)));
         }
     }
     if let Some(line) = there {
@@ -155,7 +176,8 @@ pub fn enable(seen: &Seen) -> Step {
     }
     link(seen, stack).or_else(|| whole(seen, stack)).unwrap_or_else(|| {
         refuse(format!(
-            "not enabled: {} includes no directory that is there, and is left as it is; write this as its last line, into a \
+            "not enabled: {} includes no directory that is there, and is left as it is; write this as its last line, \
+            into a \
              copy that you then rename over it: include {fragment}",
             stack.file
         ))
@@ -165,14 +187,16 @@ pub fn enable(seen: &Seen) -> Step {
 fn configless(ours: &Library, what: &str, how: &str) -> String {
     let line = [&["optional".to_string(), ours.line.path.clone()], ours.line.arguments.as_slice()].concat().join(" ");
     format!(
-        "{what}: this host has the plugstack.conf that slurmctld sends; {how} plugstack.conf on slurmctld's host, then scontrol reconfigure: {line}"
+        "{what}: this host has the plugstack.conf that slurmctld sends; {how} plugstack.conf on slurmctld's host, \
+        then scontrol reconfigure: {line}"
     )
 }
 
 fn already(stack: &Stack, line: &Line) -> Step {
     if let Some((ours, pyxis)) = before_pyxis(&stack.lines) {
         return refuse(format!(
-            "the line is there already, in {}, but before that of pyxis in {}, which then replaces values by its image's; \
+            "the line is there already, in {}, but before that of pyxis in {}, which then replaces values by its \
+            image's; \
              let it stand after pyxis",
             ours.place(),
             pyxis.place()
@@ -195,10 +219,17 @@ fn link(seen: &Seen, stack: &Stack) -> Option<Step> {
     let candidates = stack.includes.iter().filter_map(|include| {
         let at = include.would_include(LINK)?;
         let folder = at.rsplit_once('/')?.0.to_string();
-        seen.folders.contains(&folder).then(|| (include.place_of(&at), at))
+        seen.folders.contains(&folder).then(|| (include.place_of(&at), at, include.closed.clone()))
     });
     // The last one has most before it.
-    let (before, at) = candidates.max_by_key(|(before, _)| *before)?;
+    let (before, at, closed) = candidates.max_by_key(|(before, ..)| *before)?;
+    if let Some(closed) = closed {
+        return Some(refuse(format!(
+            "not enabled: users cannot see what is in the directory of {at} ({}), and their commands would not load \
+            it; {}",
+            closed.why, closed.cure
+        )));
+    }
     // Another run may have made ours since plugstack.conf was read.
     let is_ours = |place: &Place| place.link.is_some() && place.leads.is_some() && place.leads == seen.fragment_leads;
     let taken = seen.found.iter().find(|place| place.path == at && !is_ours(place));
@@ -206,12 +237,14 @@ fn link(seen: &Seen, stack: &Stack) -> Option<Step> {
         && (place.leads.is_some() || place.link.is_none())
     {
         return Some(refuse(format!(
-            "not enabled: {at} is there, and without a line of palingenesis; look at it, take it away, and run this again"
+            "not enabled: {at} is there, and without a line of palingenesis; look at it, take it away, and run this \
+            again"
         )));
     }
     if let Some(pyxis) = stack.lines.iter().skip(before).find(|line| line.is_pyxis()) {
         return Some(refuse(format!(
-            "not enabled: pyxis' line in {} would stand after palingenesis ({at}), and pyxis then replaces values by its \
+            "not enabled: pyxis' line in {} would stand after palingenesis ({at}), and pyxis then replaces values by \
+            its \
              image's; let pyxis come first, or write this below its line: include {fragment}",
             pyxis.place()
         )));
@@ -256,7 +289,8 @@ pub fn remove(seen: &Seen) -> Step {
     };
     if seen.host.conf.configless {
         return refuse(format!(
-            "nothing removed: {} is what slurmctld sent; take the line out on slurmctld's host, then scontrol reconfigure",
+            "nothing removed: {} is what slurmctld sent; take the line out on slurmctld's host, then scontrol \
+            reconfigure",
             line.file
         ));
     }
@@ -269,7 +303,8 @@ pub fn remove(seen: &Seen) -> Step {
         _ => format!("the line in {}", line.place()),
     };
     refuse(format!(
-        "nothing removed: {what} was not put there by this program, and that file is left as it is; take it out in a copy \
+        "nothing removed: {what} was not put there by this program, and that file is left as it is; take it out in a \
+        copy \
          that you then rename over it"
     ))
 }
@@ -277,6 +312,7 @@ pub fn remove(seen: &Seen) -> Step {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slurm::access::Closed;
     use crate::slurm::conf::Configuration;
     use crate::slurm::library::{Load, Symbols};
     use crate::slurm::plugstack::Include;
@@ -292,7 +328,7 @@ mod tests {
     }
 
     fn opened(path: &str, state: State) -> Opened {
-        Opened { path: path.into(), state, link: None, hidden: None, loose: false, changed: None }
+        Opened { path: path.into(), state, link: None, access: Access::default(), changed: None }
     }
 
     /// Installed, and not enabled.
@@ -302,6 +338,7 @@ mod tests {
             place: format!("{STACK}:1"),
             pattern: format!("{FOLDER}/*.conf"),
             files: Vec::new(),
+            closed: None,
             before: vec![0],
         };
         let stack = Stack {
@@ -330,9 +367,9 @@ mod tests {
                 line: ours,
                 symbols: Ok(Symbols { name: None, kind: Some("spank".into()), release: Release::parse("24.11") }),
                 load: Load::Loaded,
-                hidden: None,
-                loose: None,
+                access: Access::default(),
             }),
+            fragment_access: Access::default(),
             found: Vec::new(),
             folders: vec![FOLDER.into(), "/etc/slurm".into()],
             written: Some(String::new()),
@@ -416,6 +453,20 @@ mod tests {
         refused(&broken, &[FRAGMENT, "no line"]);
         broken.fragment_leads = None;
         refused(&broken, &["is not there", "install the package"]);
+        let mut hidden = seen();
+        let closed = Closed { why: "mode 0600".into(), cure: "chmod a+r it".into(), but_group: false };
+        hidden.host.stack.as_mut().unwrap().includes[0].closed = Some(closed.clone());
+        refused(&hidden, &[AT, "mode 0600", "chmod a+r it"]);
+        hidden.fragment_access.closed = Some(closed);
+        refused(&hidden, &[FRAGMENT, "mode 0600", "every srun of users would stop"]);
+        hidden.fragment_access = Access { closed: None, loose: Some("mode 0666".into()) };
+        refused(&hidden, &[FRAGMENT, "mode 0666", "chmod go-w"]);
+        let mut wrong = seen();
+        wrong.host.named = Release::parse("25.05");
+        let ours = line(STACK, "/usr/lib/palingenesis/spank_palingenesis.so");
+        wrong.host.libraries = vec![Library { line: ours.clone(), ..wrong.library.clone().unwrap() }];
+        wrong.host.stack.as_mut().unwrap().lines.push(ours);
+        refused(&wrong, &["the line is there already, in /etc/slurm/plugstack.conf:1, but", "palingenesis-slurm25.05"]);
         let mut closed = seen();
         closed.host.stack.as_mut().unwrap().opened.push(opened("/etc/x", State::Fault("Permission denied".into())));
         refused(&closed, &["/etc/x", "Permission denied"]);

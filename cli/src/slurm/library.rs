@@ -4,12 +4,13 @@
 
 use std::ffi::CString;
 use std::io::Write;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
 use palingenesis::system::program;
 
+use super::access::{self, Access};
 use super::plugstack::Line;
 use super::release::Release;
 use super::tree::{Tree, reason};
@@ -33,10 +34,8 @@ pub struct Library {
     pub symbols: Result<Symbols, String>,
     /// What the loader said.
     pub load: Load,
-    /// Its mode, where users cannot read it.
-    pub hidden: Option<u32>,
-    /// Whether others than root may change it, and how.
-    pub loose: Option<String>,
+    /// Who may read and change it.
+    pub access: Access,
 }
 
 /// What Slurm's loader reads before it loads a plugin (src/common/plugin.c).
@@ -77,21 +76,10 @@ pub fn look(tree: &Tree, line: &Line, plugin_dirs: &[String], probe: Option<&Pat
             Ok(_) => "it cannot be looked at".into(),
         };
         let symbols = Err(why.clone());
-        return Library {
-            line: line.clone(),
-            path: None,
-            symbols,
-            load: Load::Refused(why),
-            hidden: None,
-            loose: None,
-        };
+        let access = Access::default();
+        return Library { line: line.clone(), path: None, symbols, load: Load::Refused(why), access };
     };
-    let data = std::fs::metadata(&file).ok();
-    let mode = data.as_ref().map_or(0o644, |data| data.mode() & 0o7777);
-    let loose = data.filter(|data| data.uid() != 0 || mode & 0o022 != 0).map(|data| match data.uid() {
-        0 => format!("mode {mode:04o}"),
-        uid => format!("it belongs to user {uid}"),
-    });
+    let access = access::of(tree, path.as_deref().unwrap_or(&line.path));
     Library {
         line: line.clone(),
         path,
@@ -101,8 +89,7 @@ pub fn look(tree: &Tree, line: &Line, plugin_dirs: &[String], probe: Option<&Pat
             // Loading runs what is in it.
             false => Load::Unknown("not loaded, for it is another machine's".into()),
         },
-        hidden: (mode & 0o004 == 0).then_some(mode),
-        loose,
+        access,
     }
 }
 

@@ -2,6 +2,7 @@
 //! that it reads and the daemons that run. Facts only, for `doctor` and
 //! `palingenesis-enable`: no verdict is given here and nothing is changed.
 
+pub mod access;
 pub mod conf;
 pub mod daemon;
 pub mod library;

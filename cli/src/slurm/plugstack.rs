@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::SystemTime;
 
+use super::access::{self, Access, Closed};
 use super::tree::{Tree, reason};
 
 /// Slurm reads a line into so many bytes, and takes the rest for the next line.
@@ -60,6 +61,8 @@ pub struct Include {
     pub pattern: String,
     /// What it matches now.
     pub files: Vec<String>,
+    /// What keeps users from seeing the names in its directory, where there are wildcards.
+    pub closed: Option<Closed>,
     /// How many lines stood before each of them, and before what follows the include.
     pub before: Vec<usize>,
 }
@@ -109,10 +112,8 @@ pub struct Opened {
     pub state: State,
     /// Where it leads, if it is a link.
     pub link: Option<String>,
-    /// Whether users cannot open it although root can, and its mode.
-    pub hidden: Option<u32>,
-    /// Whether others than root may write it.
-    pub loose: bool,
+    /// Who may read and change it.
+    pub access: Access,
     /// When it was changed or put in place.
     pub changed: Option<SystemTime>,
 }
@@ -168,7 +169,7 @@ fn open(stack: &mut Stack, tree: &Tree, path: &str, depth: usize) {
 
 fn look(tree: &Tree, path: &str) -> (Opened, Vec<String>) {
     let mut opened =
-        Opened { path: path.into(), state: State::Read, link: None, hidden: None, loose: false, changed: None };
+        Opened { path: path.into(), state: State::Read, link: None, access: Access::default(), changed: None };
     let failed = |opened: Opened, error: &std::io::Error| {
         let state = match error.kind() {
             ErrorKind::NotFound => State::Missing,
@@ -189,11 +190,9 @@ fn look(tree: &Tree, path: &str) -> (Opened, Vec<String>) {
     let seconds = data.ctime().max(of_link.map_or(0, |data| data.ctime()));
     let since = std::time::Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
     opened.changed = Some(SystemTime::UNIX_EPOCH + since);
-    let mode = data.mode() & 0o7777;
-    opened.hidden = (mode & 0o004 == 0).then_some(mode);
-    opened.loose = data.uid() != 0 || mode & 0o022 != 0;
+    opened.access = access::of(tree, path);
     if data.is_dir() {
-        return (Opened { state: State::Folder, hidden: None, ..opened }, Vec::new());
+        return (Opened { state: State::Folder, access: Access::default(), ..opened }, Vec::new());
     }
     if !data.is_file() {
         let why = "it is no regular file, and whoever opens it may wait for ever".into();
@@ -232,7 +231,9 @@ fn take(stack: &mut Stack, tree: &Tree, file: &str, number: usize, line: &str, d
     let pattern = folder.join(path).to_string_lossy().into_owned();
     let files = tree.glob(&pattern);
     let index = stack.includes.len();
-    stack.includes.push(Include { place, pattern, files: files.clone(), before: Vec::new() });
+    let wild = pattern.rsplit_once('/').filter(|(_, name)| name.contains(['*', '?', '[']));
+    let closed = wild.and_then(|(folder, _)| access::of(tree, folder).closed);
+    stack.includes.push(Include { place, pattern, files: files.clone(), closed, before: Vec::new() });
     for file in &files {
         stack.includes[index].before.push(stack.lines.len());
         open(stack, tree, file, depth + 1);
@@ -261,7 +262,8 @@ mod tests {
         let write = |name: &str, text: &str| fs::write(root.join("etc/slurm").join(name), text).unwrap();
         write(
             "plugstack.conf",
-            "# all\n\n include plugstack.conf.d/* # relative to this file\nrequired\t/x/spank_pyxis.so runtime_path=/run \
+            "# all\n\n include plugstack.conf.d/* # relative to this file\nrequired\t/x/spank_pyxis.so \
+            runtime_path=/run \
              #optional y\nbogus /z.so\noptional\n",
         );
         write("plugstack.conf.d/zz.conf", "optional /l/spank_palingenesis.so gate=5 config=/e.toml");
@@ -295,7 +297,7 @@ mod tests {
         assert_eq!(state("folder").unwrap().state, State::Folder);
         let gone = state("gone.conf").unwrap();
         assert_eq!((gone.state, gone.link.as_deref()), (State::Missing, Some("/nowhere")));
-        assert_eq!(state("sed6Yj8Ga").unwrap().hidden, Some(0o600));
+        assert_eq!(state("sed6Yj8Ga").unwrap().access.closed.map(|closed| closed.why).as_deref(), Some("mode 0600"));
         assert_eq!(state(".hidden"), None);
         // A new file of the include would come before its zz.conf, or after it.
         let include = &stack.includes[0];

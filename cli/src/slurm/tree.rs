@@ -24,6 +24,11 @@ impl Tree {
         Tree { root: root.into() }
     }
 
+    /// Where it begins.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Whether it is this machine.
     pub fn is_machine(&self) -> bool {
         self.root == Path::new("/")
