@@ -242,7 +242,7 @@ fn what_would_not_load_or_stand_right_is_refused_with_the_cure() {
     install.refuses("", &["cannot be loaded"]);
     install.refuses("--slurm 20.11", &["palingenesis"]);
     fs::remove_file(install.fragment()).unwrap();
-    install.refuses("", &["palingenesis.conf is not there", "install the package"]);
+    install.refuses("", &["palingenesis.conf is not there", &format!("install palingenesis-slurm{here}")]);
     install.fragment_for(&library());
     // Every srun of users would stop at a file that they cannot open.
     let mode = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();

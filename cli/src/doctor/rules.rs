@@ -121,7 +121,7 @@ fn of_slurm(host: &Host) -> Vec<Check> {
         checks.push(arguments(first));
     }
     if let Some(ours) = host.libraries.first() {
-        checks.push(library(ours));
+        checks.push(library(host, ours));
         checks.push(release(host, ours));
     }
     checks.push(order(stack));
@@ -341,17 +341,18 @@ fn without(line: &Line) -> &'static str {
     }
 }
 
-pub fn library(library: &Library) -> Check {
+pub fn library(host: &Host, library: &Library) -> Check {
     let line = &library.line;
     let path = library.path.as_ref().unwrap_or(&line.path);
     let source = "loaded by a process of its own, as Slurm loads it (dlopen)";
     let broken = |why: &str| format!("{path} cannot be loaded: {why}; {}", without(line));
-    let missing = "install the package of this host's release, or correct the path in the line";
+    let package = host.release().map_or_else(|| "the package of this host's release".into(), Release::package);
+    let missing = format!("install {package}, or correct the path in the line");
     match (&library.path, &library.load) {
         (None, Load::Refused(why)) => check("library", Verdict::Error, broken(why), line.place()).cure(missing),
         (_, Load::Refused(why)) => {
             let cure = if why.contains("GLIBC") {
-                "it was linked on a newer system than this: install the package that is built for it"
+                "it was linked on a newer system than this: install one that is built for this system, or build it here"
             } else {
                 "install the package again; the loader's words say what it misses"
             };

@@ -233,10 +233,13 @@ fn the_library_and_its_release() {
     holds(("library", Verdict::Error, 2, &["ends by signal 11", "take the line out"]), |facts| {
         facts.host.libraries[0].load = Load::Crashed("by signal 11".into());
     });
-    holds(("library", Verdict::Error, 2, &["No such file", "correct the path"]), |facts| {
-        facts.host.libraries[0].path = None;
-        facts.host.libraries[0].load = Load::Refused("No such file or directory".into());
-    });
+    holds(
+        ("library", Verdict::Error, 2, &["No such file", "install palingenesis-slurm24.11", "correct the path"]),
+        |facts| {
+            facts.host.libraries[0].path = None;
+            facts.host.libraries[0].load = Load::Refused("No such file or directory".into());
+        },
+    );
     holds(("library", Verdict::Error, 2, &["not readable by all (mode 0640)"]), |facts| {
         facts.host.libraries[0].access = closed(false);
     });

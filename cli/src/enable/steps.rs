@@ -5,6 +5,7 @@ use crate::slurm::Host;
 use crate::slurm::access::Access;
 use crate::slurm::library::Library;
 use crate::slurm::plugstack::{Line, Opened, Stack, State};
+use crate::slurm::release::Release;
 
 /// The link's name in an included directory: behind pyxis.conf, because files are read in
 /// the order of names and palingenesis must come after pyxis.
@@ -116,13 +117,14 @@ fn fault(stack: &Stack) -> Option<String> {
 pub fn enable(seen: &Seen) -> Step {
     let host = &seen.host;
     let fragment = &seen.fragment;
+    let package = host.release().map_or_else(|| "the package of this host's Slurm release".into(), Release::package);
     if seen.fragment_leads.is_none() {
         return refuse(format!(
-            "not enabled: {fragment} is not there; install the package, or name the file by --fragment"
+            "not enabled: {fragment} is not there; install {package}, or name the file by --fragment"
         ));
     }
     let Some(ours) = &seen.library else {
-        return refuse(format!("not enabled: {fragment} has no line of palingenesis; install the package again"));
+        return refuse(format!("not enabled: {fragment} has no line of palingenesis; install {package} again"));
     };
     let Some(stack) = &host.stack else {
         let how = &host.conf.how;
@@ -161,7 +163,7 @@ pub fn enable(seen: &Seen) -> Step {
     // The same tests for a line that is there already: it may have been right once.
     let there = stack.ours().next();
     let tested = there.and_then(|line| host.libraries.iter().find(|library| library.line == *line)).unwrap_or(ours);
-    for check in [library(tested), release(host, tested)] {
+    for check in [library(host, tested), release(host, tested)] {
         if matches!(check.verdict, Verdict::Error | Verdict::Warning | Verdict::Unknown) {
             let unknown = if host.release().is_none() { "; name this host's release: --slurm 24.11" } else { "" };
             let what = match there {
@@ -316,7 +318,6 @@ mod tests {
     use crate::slurm::conf::Configuration;
     use crate::slurm::library::{Load, Symbols};
     use crate::slurm::plugstack::Include;
-    use crate::slurm::release::Release;
 
     const STACK: &str = "/etc/slurm/plugstack.conf";
     const FOLDER: &str = "/etc/slurm/plugstack.conf.d";
@@ -452,7 +453,7 @@ mod tests {
         broken.library = None;
         refused(&broken, &[FRAGMENT, "no line"]);
         broken.fragment_leads = None;
-        refused(&broken, &["is not there", "install the package"]);
+        refused(&broken, &["is not there", "install palingenesis-slurm24.11"]);
         let mut hidden = seen();
         let closed = Closed { why: "mode 0600".into(), cure: "chmod a+r it".into(), but_group: false };
         hidden.host.stack.as_mut().unwrap().includes[0].closed = Some(closed.clone());
