@@ -369,9 +369,7 @@ fn the_examples_are_accepted_without_a_word_and_have_the_fabric_of_their_name() 
         assert!(site.warnings().is_empty(), "{:?}", site.warnings());
         let settings = site.view(None, None, &User { name: None, uid: 1000 }).settings;
         let name = file.file_stem().unwrap().to_str().unwrap().to_string();
-        // There is no word for Slingshot.
-        let expected = if name == "slingshot" { "auto" } else { &name };
-        assert_eq!(settings.fabric.name(), expected, "{name}");
+        assert_eq!(settings.fabric.name(), name);
         assert!(page.contains(&format!("(../etc/examples/{name}.toml)")), "docs/admin.md does not show {name}");
         names.push(name);
     }

@@ -51,7 +51,7 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "fabric",
-        value: "auto|infiniband|roce|efa|tcp|single-node",
+        value: "auto|infiniband|roce|efa|slingshot|tcp|single-node",
         meaning: "the network between the nodes (auto: seen from the node's devices)",
     },
     Key {
@@ -225,6 +225,8 @@ choice! {
     Roce = "roce",
     /// AWS Elastic Fabric Adapter.
     Efa = "efa",
+    /// HPE Slingshot.
+    Slingshot = "slingshot",
     /// No RDMA.
     Tcp = "tcp",
     /// One node: no network between the ranks.

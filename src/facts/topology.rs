@@ -144,6 +144,13 @@ pub struct Nic {
     pub netdevs: Vec<Netdev>,
 }
 
+impl Nic {
+    /// Whether one of its network devices is up, or none is known.
+    pub fn may_be_up(&self) -> bool {
+        self.netdevs.is_empty() || self.netdevs.iter().any(|netdev| netdev.up)
+    }
+}
+
 /// A network device of a card.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Netdev {

@@ -3,6 +3,7 @@
 
 use crate::config::{Fabric, Settings};
 use crate::facts::rdma::LinkLayer;
+use crate::facts::topology::{Nic, NicKind};
 use crate::facts::{NetDevice, RdmaPort};
 
 use super::precedence::{Layer, Offers};
@@ -21,7 +22,7 @@ pub fn fabric(facts: &Facts, settings: &Settings) -> (Fabric, String) {
         return (settings.fabric, who.into());
     }
     match &facts.node.rdma {
-        Some(ports) => match seen(ports) {
+        Some(ports) => match seen(ports, &facts.node.topology.nics) {
             // Both kinds are here: the GPUs' cards tell, InfiniBand may be for storage.
             (Fabric::Infiniband, _)
                 if !active(ports, LinkLayer::Ethernet).is_empty()
@@ -31,17 +32,23 @@ pub fn fabric(facts: &Facts, settings: &Settings) -> (Fabric, String) {
             }
             seen => seen,
         },
-        None => (Fabric::Auto, "the node's RDMA devices are not known".into()),
+        None => match slingshot(&facts.node.topology.nics) {
+            Some(why) => (Fabric::Slingshot, why),
+            None => (Fabric::Auto, "the node's RDMA devices are not known".into()),
+        },
     }
 }
 
 /// By the active ports of the node. A node may have both kinds: its storage is
-/// then on Ethernet more often than its GPUs'.
-fn seen(ports: &[RdmaPort]) -> (Fabric, String) {
+/// then on Ethernet more often than its GPUs'. Nobody has EFA or Slingshot for
+/// storage alone.
+fn seen(ports: &[RdmaPort], nics: &[Nic]) -> (Fabric, String) {
     let efa = ports.iter().filter(|port| port.active && port.driver.as_deref() == Some("efa")).collect::<Vec<_>>();
     let (infiniband, ethernet) = (active(ports, LinkLayer::InfiniBand), active(ports, LinkLayer::Ethernet));
     if !efa.is_empty() {
         (Fabric::Efa, format!("{} of the efa driver", names(efa)))
+    } else if let Some(why) = slingshot(nics) {
+        (Fabric::Slingshot, why)
     } else if !infiniband.is_empty() {
         (Fabric::Infiniband, format!("active InfiniBand ports: {}", names(infiniband)))
     } else if !ethernet.is_empty() {
@@ -55,9 +62,20 @@ fn active(ports: &[RdmaPort], link: LinkLayer) -> Vec<&RdmaPort> {
     ports.iter().filter(|port| port.active && port.link == link).collect()
 }
 
+/// Slingshot's cards are none of the kernel's RDMA devices: libfabric reaches them by
+/// its cxi provider (<https://ofiwg.github.io/libfabric/main/man/fi_cxi.7.html>).
+fn slingshot(nics: &[Nic]) -> Option<String> {
+    let cards = nics.iter().filter(|nic| nic.kind == NicKind::Slingshot && nic.may_be_up());
+    let cards: Vec<&str> = cards.map(|nic| nic.name.as_str()).collect();
+    (!cards.is_empty()).then(|| format!("Slingshot cards: {}", listed(cards)))
+}
+
 /// The first few devices.
 fn names(ports: Vec<&RdmaPort>) -> String {
-    let mut names: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
+    listed(ports.iter().map(|port| port.device.as_str()).collect())
+}
+
+fn listed(mut names: Vec<&str>) -> String {
     names.dedup();
     let more = names.len().saturating_sub(4);
     names.truncate(4);
@@ -123,6 +141,7 @@ mod tests {
     use super::*;
     use crate::facts::netdevs::NetKind;
     use crate::facts::rdma::tests::rdma_port;
+    use crate::facts::topology::Netdev;
 
     fn port(device: &str, link: LinkLayer, active: bool, driver: &str) -> RdmaPort {
         RdmaPort { active, link_up: active, driver: Some(driver.into()), ..rdma_port(device, link) }
@@ -142,8 +161,43 @@ mod tests {
             (vec![port("mlx5_0", Ethernet, true, "mlx5_core")], Fabric::Roce),
             (vec![port("rdmap0s6", Other, true, "efa")], Fabric::Efa),
         ] {
-            assert_eq!(seen(&ports).0, expected, "{ports:?}");
+            assert_eq!(seen(&ports, &[]).0, expected, "{ports:?}");
         }
+    }
+
+    /// Cray EX nodes: Slingshot's cards are in /sys/class/cxi and have no verbs; some have
+    /// another maker's RDMA cards beside them, for storage.
+    #[test]
+    fn slingshot_has_a_word_of_its_own_and_no_sockets_for_the_data() {
+        use crate::plan::binding::machine::{Machine, ex235a};
+        use crate::plan::tests::World;
+        let of = |machine: &Machine, spec: &str| {
+            let mut world = World::new("n[1-2]", "8(x2)", 0);
+            world.node = machine.node_facts();
+            world.plan(spec).unwrap()
+        };
+        let plan = of(&ex235a(), "");
+        assert_eq!(plan.step.fabric, "slingshot");
+        // Set for TCP and RDMA verbs; and no word on which network NCCL is to take.
+        for name in ["NCCL_NET", "NCCL_IB_HCA", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"] {
+            assert_eq!(plan.value(name), None, "{name}");
+        }
+        let storage = ex235a().nic("mlx5_0", "0000:f1:00.0", 0, "pci0000:f0");
+        assert_eq!(of(&storage, "").step.fabric, "slingshot");
+        assert_eq!(of(&ex235a(), "fabric=slingshot").step.fabric, "slingshot");
+        assert_eq!(of(&ex235a(), "fabric=tcp").value("NCCL_NET"), Some("Socket"));
+
+        let mut down = ex235a();
+        let netdev = Netdev { name: "hsn0".into(), master: None, up: false };
+        down.topology.nics.iter_mut().for_each(|nic| nic.netdevs = vec![netdev.clone()]);
+        assert_eq!(of(&down, "").step.fabric, "tcp");
+        // Where the kernel's RDMA devices could not be read, these tell all the same.
+        let mut world = World::new("n[1-2]", "8(x2)", 0);
+        world.node = ex235a().node_facts();
+        world.node.rdma = None;
+        assert_eq!(world.plan("").unwrap().step.fabric, "slingshot");
+        let (_, why) = seen(&[], &ex235a().topology.nics);
+        assert_eq!(why, "Slingshot cards: cxi0, cxi1, cxi2, cxi3");
     }
 
     /// InfiniBand for storage beside the GPUs' RoCE, and the other way round; without

@@ -31,7 +31,9 @@ const INSIDE: [&str; 9] = ["veth", "cni", "flannel", "cali", "cilium", "br-", "k
 pub(super) fn offer(offers: &mut Offers, facts: &Facts, settings: &Settings, marks: &Marks, master: Option<&str>) {
     // With iface= the choice is made, and for EFA there is a list.
     let (fabric, _) = fabric::fabric(facts, settings);
-    if settings.iface.is_some() || !matches!(fabric, Fabric::Infiniband | Fabric::Roce | Fabric::Tcp) {
+    if settings.iface.is_some()
+        || !matches!(fabric, Fabric::Infiniband | Fabric::Roce | Fabric::Slingshot | Fabric::Tcp)
+    {
         return;
     }
     // As with MASTER_ADDR: only srun knew where rank 0 is.
@@ -97,6 +99,8 @@ fn listed(names: &[&str]) -> String {
 fn data_over_tcp(fabric: Fabric, value: &impl Fn(&str) -> Option<String>) -> Option<String> {
     let why = if fabric == Fabric::Tcp {
         "without RDMA".to_string()
+    } else if fabric == Fabric::Slingshot {
+        "where NCCL does not find aws-ofi-nccl".to_string()
     } else if value("NCCL_NET").is_some_and(|net| net.eq_ignore_ascii_case("socket")) {
         "with NCCL_NET=Socket".to_string()
     } else {

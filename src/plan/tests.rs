@@ -801,7 +801,7 @@ fn every_value_of_ours_is_one_that_its_reader_takes() {
     let mut values = 0;
     for profile in ["default", "fsdp", "megatron", "deepspeed", "jax", "worker"] {
         for words in ["", ",debug", ",deterministic", ",debug,deterministic"] {
-            for fabric in ["auto", "infiniband", "roce", "efa", "tcp", "single-node"] {
+            for fabric in ["auto", "infiniband", "roce", "efa", "slingshot", "tcp", "single-node"] {
                 for (nodes, model) in ["n1", "n[1-2]"].into_iter().flat_map(|n| models.map(|model| (n, model))) {
                     let mut world = World::new(nodes, "8", 0);
                     world.node.gpu_models.extend((!model.is_empty()).then(|| model.to_string()));

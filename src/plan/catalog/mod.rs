@@ -42,7 +42,7 @@ pub enum Reader {
     Ucx,
     /// MPI and PMIx.
     Mpi,
-    /// libfabric and its EFA provider.
+    /// libfabric and its providers for EFA and Slingshot.
     Libfabric,
     /// NVSHMEM.
     Nvshmem,

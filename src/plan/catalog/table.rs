@@ -23,7 +23,7 @@ pub(super) static TABLE: &[Block] = &[
     Block { title: "Memory allocators", entries: ALLOCATORS },
     Block { title: "TransformerEngine, Megatron", entries: TRANSFORMER_ENGINE },
     Block { title: "Gloo, UCX, MPI, PMIx", entries: TRANSPORTS },
-    Block { title: "libfabric and EFA", entries: LIBFABRIC },
+    Block { title: "libfabric, EFA, Slingshot", entries: LIBFABRIC },
     Block { title: "NVSHMEM", entries: NVSHMEM_ROWS },
     Block { title: "CPU threads", entries: THREADS },
     Block { title: "Python and the system", entries: PYTHON_SYSTEM },
@@ -70,6 +70,7 @@ const TE: Of = Of(Reader::TransformerEngine, Tuning, "NVIDIA/TransformerEngine:d
 const UCX: Of = Of(Reader::Ucx, Tuning, "https://openucx.readthedocs.io/en/master/faq.html");
 const MPI: Of = Of(Reader::Mpi, Foreign, "https://docs.open-mpi.org/en/main/mca.html");
 const FABRIC: Of = Of(Reader::Libfabric, Tuning, "https://ofiwg.github.io/libfabric/main/man/fi_efa.7.html");
+const CXI: Of = Of(Reader::Libfabric, Tuning, "https://ofiwg.github.io/libfabric/main/man/fi_cxi.7.html");
 const SHMEM: Of = Of(Reader::Nvshmem, Tuning, "https://docs.nvidia.com/nvshmem/api/gen/env.html");
 const OPENMP: Of = Of(Reader::Threads, Tuning, "https://www.openmp.org/spec-html/5.0/openmpch6.html");
 const PYTHON: Of = Of(Reader::Python, Tuning, "https://docs.python.org/3/using/cmdline.html#environment-variables");
@@ -101,6 +102,8 @@ const ANY: i64 = i64::MIN;
 const MORE: i64 = i64::MAX;
 /// What compares with the one text "0" or "1".
 const ZERO_ONE: Grammar = Word(&["0", "1"]);
+/// libfabric's booleans (src/var.c).
+const FI_BOOL: Grammar = AnyCase(&["0", "false", "no", "off", "1", "true", "yes", "on"]);
 /// Hugging Face's booleans: these are true, everything else is false.
 const HUB_BOOL: Grammar = AnyCase(&["1", "ON", "YES", "TRUE", "0", "OFF", "NO", "FALSE"]);
 /// uv's booleans (clap).
@@ -1352,6 +1355,45 @@ const LIBFABRIC: &[Entry] = &[
         .trap("needed on old libfabric only: leave it out")
         .source("awslabs/awsome-distributed-training:1.architectures/efa-cheatsheet.md"),
     FABRIC.row("FI_EFA_SET_CUDA_SYNC_MEMOPS", ZERO_ONE, "set sync_memops on GPU buffers").default("1"),
+    FABRIC
+        .row(
+            "FI_MR_CACHE_MONITOR",
+            Text,
+            "how libfabric learns that registered memory is given back: memhooks, userfaultfd, kdreg2, disabled",
+        )
+        .trap("Slingshot's sites name userfaultfd for NCCL, where memhooks may hang")
+        .source("https://ofiwg.github.io/libfabric/main/man/fi_mr.3.html"),
+    CXI.row("FI_CXI_*", Text, "any parameter of libfabric's provider for Slingshot"),
+    CXI.row("FI_CXI_DISABLE_HOST_REGISTER", FI_BOOL, "register none of libfabric's own buffers with the GPU")
+        .default("0")
+        .trap("Slingshot's sites name 1 for NCCL, which may hang otherwise")
+        .source("https://docs.isambard.ac.uk/user-documentation/guides/nccl/"),
+    CXI.row("FI_CXI_DISABLE_HMEM_DEV_REGISTER", FI_BOOL, "no loads and stores to the GPU's memory over PCIe"),
+    CXI.row("FI_CXI_DEVICE_NAME", Text, "which of the node's cards are used: cxi0,cxi1")
+        .default("all")
+        .trap("the same for all ranks it leaves some without the card beside their GPU"),
+    CXI.row("FI_CXI_DEFAULT_CQ_SIZE", Number(1, MORE), "entries of a completion queue whose size nobody asked for")
+        .trap("too short for large jobs: sites name 131072")
+        .source("https://docs.isambard.ac.uk/user-documentation/guides/nccl/"),
+    CXI.row("FI_CXI_DEFAULT_TX_SIZE", Number(1, MORE), "operations that may wait to be sent").default("1024"),
+    CXI.row("FI_CXI_DEFAULT_RX_SIZE", Number(1, MORE), "receives that may be posted").default("1024"),
+    CXI.row("FI_CXI_RX_MATCH_MODE", AnyCase(&["hardware", "software", "hybrid"]), "who matches messages to receives"),
+    CXI.row("FI_CXI_RDZV_PROTO", AnyCase(&["default", "alt_read"]), "how large messages are fetched")
+        .default("default")
+        .trap("alt_read needs the driver's rdzv_get_en=0"),
+    CXI.row("FI_CXI_RDZV_THRESHOLD", Text, "bytes from which a message is a large one").default("16384"),
+    CXI.row("FI_CXI_RDZV_GET_MIN", Text, "bytes that a large message has at least left to fetch"),
+    CXI.row("FI_CXI_RDZV_EAGER_SIZE", Text, "bytes of a large message that are sent unasked"),
+    CXI.row("FI_CXI_REQ_BUF_SIZE", Text, "bytes of a buffer for messages that software matches"),
+    CXI.row("FI_CXI_REQ_BUF_MIN_POSTED", Number(1, MORE), "how many of these are ready at least").default("6"),
+    CXI.row("FI_CXI_OFLOW_BUF_SIZE", Text, "bytes of a buffer for messages that nobody waits for yet"),
+    CXI.row("FI_CXI_ODP", FI_BOOL, "pages are fetched when the card needs them, not pinned"),
+    CXI.row("FI_CXI_OPTIMIZED_MRS", FI_BOOL, "a quicker kind of registered memory, of which there is little")
+        .trap("all ranks must agree"),
+    CXI.row("FI_CXI_LLRING_MODE", AnyCase(&["idle", "always", "never"]), "a quicker way to hand commands to the card"),
+    CXI.row("CXI_FORK_SAFE", Text, "set to anything: what a fork() leaves the child is not what the card writes to")
+        .trap("a child that touches such memory ends with a segmentation fault"),
+    CXI.row("CXI_FORK_SAFE_HP", Text, "the same for huge pages, beside CXI_FORK_SAFE"),
     FABRIC
         .row("FI_LOG_LEVEL", AnyCase(&["warn", "trace", "info", "debug"]), "what libfabric says")
         .default("warn")

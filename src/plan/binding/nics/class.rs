@@ -52,6 +52,7 @@ impl Choice<'_> {
             Fabric::Infiniband => vec![Link::InfiniBand],
             Fabric::Roce => vec![Link::Ethernet],
             Fabric::Efa => vec![Link::Efa],
+            Fabric::Slingshot => vec![Link::Slingshot],
             // Nobody has these for storage alone.
             _ if has(Link::Efa) => vec![Link::Efa],
             _ if has(Link::Slingshot) => vec![Link::Slingshot],

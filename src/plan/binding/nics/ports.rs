@@ -62,7 +62,7 @@ const SLINGSHOT_GBPS: u32 = 200;
 /// The ports of a card, or the card itself.
 pub(super) fn units(index: usize, nic: &Nic, ports: &[RdmaPort]) -> Vec<Unit> {
     if nic.kind == NicKind::Slingshot {
-        let active = nic.netdevs.is_empty() || nic.netdevs.iter().any(|netdev| netdev.up);
+        let active = nic.may_be_up();
         return vec![Unit { nic: index, port: None, link: Link::Slingshot, active, gbps: Some(SLINGSHOT_GBPS) }];
     }
     let own = ports.iter().filter(|port| port.device == nic.name);
