@@ -400,7 +400,7 @@ pub fn plan(facts: &Facts, settings: &Settings) -> Result<Plan, Refusal> {
     for unknown in facts.node.unknown.iter().chain(&facts.task.unknown) {
         plan.inform("facts-unknown", unknown.clone(), "what follows from it is left as if it were not there");
     }
-    let values = precedence::values(&plan, facts, &marks);
+    let values = precedence::values(&plan, facts, settings, &marks);
     let subject = Subject {
         command: facts.command,
         nodes: Some(step.nodes()),

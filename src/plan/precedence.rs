@@ -13,7 +13,8 @@ use crate::facts::task::Container;
 
 use super::checks::{From, Value};
 use super::marks::Marks;
-use super::{Facts, Origin, Plan, catalog, merge};
+use super::{Facts, Origin, Plan, Variable, catalog, merge};
+use crate::config::Settings;
 
 /// Where an offer stands, lowest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -279,14 +280,28 @@ pub(super) fn name_the_rest(plan: &mut Plan, values: &[Value]) {
     }
 }
 
+/// The key from which a variable that the node must be able to follow has its value:
+/// whoever is to correct it looks for that word.
+fn key(settings: &Settings, variable: &Variable) -> Option<String> {
+    let of = |key: &str| if settings.is_of_site(key) { " of the site file" } else { "" };
+    let iface = settings.iface.as_deref()?;
+    let follows = match variable.name.as_str() {
+        "NCCL_SOCKET_IFNAME" => variable.value.strip_prefix('=') == Some(iface),
+        "GLOO_SOCKET_IFNAME" => variable.value == iface,
+        _ => false,
+    };
+    follows.then(|| format!("iface={}{}", crate::config::printable(iface), of("iface")))
+}
+
 /// Every variable as the rank's programs will find it, with who set it.
-pub(super) fn values(plan: &Plan, facts: &Facts, marks: &Marks) -> Vec<Value> {
+pub(super) fn values(plan: &Plan, facts: &Facts, settings: &Settings, marks: &Marks) -> Vec<Value> {
     let mut values: Vec<Value> = Vec::new();
     for variable in &plan.env {
-        let from = match variable.origin {
-            Origin::User => From::User,
-            Origin::Image => From::Image,
-            Origin::Site => From::Site("the site file".into()),
+        let from = match (variable.origin, key(settings, variable)) {
+            (Origin::User, _) => From::User,
+            (Origin::Image, _) => From::Image,
+            (Origin::Site | Origin::Option, Some(key)) => From::Key(key),
+            (Origin::Site, None) => From::Site("the site file".into()),
             _ => From::Ours,
         };
         values.push(Value { name: variable.name.clone(), value: variable.value.clone(), from });

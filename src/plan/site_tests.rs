@@ -90,3 +90,57 @@ fn another_file_than_the_usual_one_is_named_for_those_who_explain_the_step() {
     world.site.as_mut().unwrap().file = "/srv/site.toml".into();
     assert_eq!(world.plan("").unwrap().value("PALINGENESIS_SITE"), Some("/srv/site.toml"));
 }
+
+/// Whoever is to correct an interface that a node lacks looks for the word that stands in
+/// his own line or file.
+#[test]
+fn an_interface_that_is_not_there_is_told_by_the_word_that_named_it() {
+    use crate::facts::NetDevice;
+    use crate::facts::netdevs::NetKind;
+    let key = ["iface=eth9 of the site file (NCCL_SOCKET_IFNAME==eth9) names no network device on n2", "name an inter"];
+    for (site, exported, spec, parts) in [
+        ("iface = \"eth9\"", &[][..], "", &key[..]),
+        ("[partition.gpu]\niface = \"eth9\"", &[], "", &key[..]),
+        (
+            "",
+            &[],
+            "iface=eth9",
+            &["iface=eth9 (NCCL_SOCKET_IFNAME==eth9) names no network device on n2", "name an inter"],
+        ),
+        ("iface = \"eth0\"", &[], "iface=eth9", &["iface=eth9 (NCCL_SOCKET_IFNAME==eth9) names no network device"]),
+        (
+            "[env]\nNCCL_SOCKET_IFNAME = \"eth9\"",
+            &[],
+            "",
+            &["NCCL_SOCKET_IFNAME=eth9 in the site file names no", "unset"],
+        ),
+        ("", &[("NCCL_SOCKET_IFNAME", "eth9")], "", &["NCCL_SOCKET_IFNAME=eth9 names no network device", "unset it"]),
+        // The user's own stands above the site file's key, of which Gloo's is left.
+        (
+            "iface = \"eth9\"",
+            &[("NCCL_SOCKET_IFNAME", "eth0")],
+            "",
+            &["iface=eth9 of the site file (GLOO_SOCKET_IFNAME=eth9)"],
+        ),
+        (
+            "iface = \"eth1\"",
+            &[],
+            "",
+            &["iface=eth1 of the site file (NCCL_SOCKET_IFNAME==eth1) only takes eth1, which is down"],
+        ),
+    ] {
+        // No addresses are known of a described step, by which ranks would be refused before.
+        let mut world = world(site, exported);
+        let device = |name: &str, up| NetDevice { name: name.into(), up, mbps: None, kind: NetKind::Hardware };
+        world.node.netdevs = Some(vec![device("lo", true), device("eth0", true), device("eth1", false)]);
+        let spec = format!("{spec},checks=warn");
+        let plan = world.plan(&spec).unwrap_or_else(|error| panic!("{site} {spec}: {error}"));
+        let found: Vec<&Warning> = plan.warnings.iter().filter(|warning| warning.id == "ifname-missing").collect();
+        let [one] = found[..] else { panic!("{site} {spec} {exported:?}: {found:?}") };
+        let text = format!("{}; {}", one.message, one.cure);
+        for part in parts {
+            assert!(text.contains(part), "{site} {spec}: '{part}' is missing in {text}");
+        }
+        assert!(!parts[0].starts_with("iface") || !text.contains("unset"), "{text}");
+    }
+}

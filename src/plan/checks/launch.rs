@@ -211,7 +211,7 @@ impl Sight<'_> {
 }
 
 fn is_isolated(subject: &Subject) -> bool {
-    let of_somebody = |value: &Value| !matches!(value.from, From::Ours | From::Site(_));
+    let of_somebody = |value: &Value| !matches!(value.from, From::Ours | From::Site(_) | From::Key(_));
     subject.values.iter().any(|value| value.name == visible::LIST && !of_somebody(value))
 }
 

@@ -205,6 +205,9 @@ pub enum From {
     File(String),
     /// The site file; where.
     Site(String),
+    /// A key of SPEC from which the value follows, as people write it, and who gave it
+    /// where that was not the user: `iface=eth1 of the site file`.
+    Key(String),
     /// We, by profile, option or step.
     Ours,
 }
@@ -233,6 +236,7 @@ impl Value {
             From::User | From::Ours => format!("{}={value}", self.name),
             From::Image => format!("{}={value} of the container image", self.name),
             From::File(place) | From::Site(place) => format!("{}={value} in {place}", self.name),
+            From::Key(key) => format!("{key} ({}={value})", self.name),
         }
     }
 }

@@ -131,6 +131,11 @@ fn sockets<'a>(subject: &Subject<'a>) -> Option<(&'a Value, List, &'a [NetDevice
     Some((value, List::parse(&value.value), subject.node?.netdevs.as_deref()?))
 }
 
+/// What to do first with a wrong value: a key has none to unset.
+fn unset(value: &Value) -> &'static str {
+    if matches!(value.from, From::Key(_)) { "" } else { "unset it, or " }
+}
+
 fn has(devices: &[NetDevice]) -> String {
     listed(devices.iter().filter(|device| device.up && device.name != "lo").map(|device| device.name.clone()))
 }
@@ -153,10 +158,13 @@ fn ifname_missing(subject: &Subject, findings: &mut Findings) {
             here(subject),
             has(devices)
         );
-        let cure = format!(
-            "unset it, or name an interface that every node has; a beginning such as en is enough{}",
-            did_you_mean(near)
-        );
+        let cure = match value.from {
+            From::Key(_) => format!("name an interface that every node has, and the whole of it{}", did_you_mean(near)),
+            _ => format!(
+                "unset it, or name an interface that every node has; a beginning such as en is enough{}",
+                did_you_mean(near)
+            ),
+        };
         // With NCCL_COMM_ID or a network plugin NCCL finds its interface otherwise,
         // and a program of one rank may never ask.
         let certain = subject.value("NCCL_COMM_ID").is_none()
@@ -172,7 +180,11 @@ fn ifname_missing(subject: &Subject, findings: &mut Findings) {
         return;
     };
     for name in ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"] {
-        let Some(value) = subject.given(name) else {
+        // What follows from iface= as NCCL's does was told above.
+        let told = |value: &&Value| {
+            matches!(value.from, From::Key(_)) && sockets(subject).is_some_and(|(nccl, ..)| nccl.from == value.from)
+        };
+        let Some(value) = subject.given(name).filter(|value| !told(value)) else {
             continue;
         };
         // Whole names, no signs.
@@ -192,7 +204,7 @@ fn ifname_missing(subject: &Subject, findings: &mut Findings) {
                     listed(missing.iter().map(ToString::to_string)),
                     has(devices)
                 ),
-                format!("unset it, or name an interface that every node has{}", did_you_mean(near)),
+                format!("{}name an interface that every node has{}", unset(value), did_you_mean(near)),
             );
         }
     }
@@ -271,10 +283,13 @@ fn ifname_lo(subject: &Subject, findings: &mut Findings) {
         here(subject),
         if inside.len() == 1 { "which" } else { "of which each is one that" }
     );
-    let cure = format!(
-        "unset it (NCCL keeps off lo and bridges by itself), or write NCCL_SOCKET_IFNAME='^{}'",
-        NO_NETWORK.join(",")
-    );
+    let cure = match value.from {
+        From::Key(_) => "name an interface that leads to the other nodes, or leave it out".into(),
+        _ => format!(
+            "unset it (NCCL keeps off lo and bridges by itself), or write NCCL_SOCKET_IFNAME='^{}'",
+            NO_NETWORK.join(",")
+        ),
+    };
     let ranks = matches!(subject.shape, Some(Shape::Native | Shape::Worker | Shape::Agent));
     if network.is_empty() && ranks { findings.error(message, cure) } else { findings.warn(message, cure) }
 }
