@@ -166,6 +166,8 @@ fn provoke(nodes: &Nodes, row: &Row) -> Result<Said, String> {
     check(said.took < Duration::from_secs(row.within), format!("it took longer than {} s", row.within));
     let right = |line: &&str| row.says.iter().all(|part| line.contains(part));
     check(row.says.is_empty() || said.ours().iter().any(right), format!("no line says all of {:?}", row.says));
+    // Who stopped the start, and why, stands in its own line.
+    check(row.exit == Exit::NoLaunch || !said.err.contains("by somebody else"), "we blame somebody else".into());
     check(!said.err.contains("panicked") && !said.err.contains("a fault of ours"), "a panic".into());
     for node in NODES {
         let left = nodes.tasks(node);

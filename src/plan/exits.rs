@@ -11,13 +11,16 @@ use crate::facts::exit::{Ended, ExitRecord, Oom};
 use super::Binding;
 
 /// How a task ended, by its wait status; `None` where it ended well. One that was not
-/// `started` and has our own exit code was refused: a program may have the same code.
-pub fn ended(status: i32, started: bool) -> Option<Ended> {
+/// `started` and has our own exit code was refused: a program may have the same code. So
+/// was one that a signal ended after its node had `stopped` the start: as the last resort
+/// Slurm ends the step, and kills whoever has not gone by himself.
+pub fn ended(status: i32, started: bool, stopped: bool) -> Option<Ended> {
     let status = ExitStatus::from_raw(status);
     match (status.code(), status.signal()) {
         (Some(0), _) => None,
         (Some(code), _) if code == EXIT_REFUSED && !started => Some(Ended::Refused),
         (Some(code), _) => Some(Ended::Exit(code)),
+        (None, Some(libc::SIGKILL | libc::SIGTERM)) if stopped && !started => Some(Ended::Refused),
         (None, Some(signal)) => Some(Ended::Signal(signal)),
         (None, None) => None,
     }
@@ -107,17 +110,32 @@ mod tests {
 
     #[test]
     fn how_a_task_ended_by_its_status() {
-        assert_eq!(ended(0, true), None);
-        assert_eq!(ended(0, false), None);
-        assert_eq!(ended(1 << 8, true), Some(Ended::Exit(1)));
-        assert_eq!(ended(11, true), Some(Ended::Signal(11)));
-        // With a core.
-        assert_eq!(ended(11 | 0x80, true), Some(Ended::Signal(11)));
-        assert_eq!(ended(78 << 8, false), Some(Ended::Refused));
-        assert_eq!(ended(78 << 8, true), Some(Ended::Exit(78)));
-        assert_eq!(ended(1 << 8, false), Some(Ended::Exit(1)));
-        // Stopped: it has not ended.
-        assert_eq!(ended(0x137f, true), None);
+        for stopped in [false, true] {
+            let ended = |status, started| ended(status, started, stopped);
+            assert_eq!(ended(0, true), None);
+            assert_eq!(ended(0, false), None);
+            assert_eq!(ended(1 << 8, true), Some(Ended::Exit(1)));
+            assert_eq!(ended(11, true), Some(Ended::Signal(11)));
+            // With a core.
+            assert_eq!(ended(11 | 0x80, true), Some(Ended::Signal(11)));
+            assert_eq!(ended(78 << 8, false), Some(Ended::Refused));
+            assert_eq!(ended(78 << 8, true), Some(Ended::Exit(78)));
+            assert_eq!(ended(1 << 8, false), Some(Ended::Exit(1)));
+            // Stopped by a signal: it has not ended.
+            assert_eq!(ended(0x137f, true), None);
+        }
+    }
+
+    /// Slurm's signals after the start was given up are no somebody's; a crash of ours is.
+    #[test]
+    fn who_is_killed_after_the_start_was_given_up_was_refused() {
+        for signal in [libc::SIGKILL, libc::SIGTERM] {
+            assert_eq!(ended(signal, false, true), Some(Ended::Refused));
+            for (started, stopped) in [(false, false), (true, false), (true, true)] {
+                assert_eq!(ended(signal, started, stopped), Some(Ended::Signal(signal)), "{started} {stopped}");
+            }
+        }
+        assert_eq!(ended(libc::SIGSEGV, false, true), Some(Ended::Signal(libc::SIGSEGV)));
     }
 
     fn kills(before: u32, now: u32, told: u32) -> Kills {

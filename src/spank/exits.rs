@@ -131,7 +131,7 @@ pub fn ended(handle: Handle, node: &Node, task: u32) -> Result<(), Failure> {
     let (Some(gate), Some(reporter)) = (&node.gate, &node.exits) else { return Ok(()) };
     let register = gate.register();
     let entry = register.of(task);
-    let Some(kind) = exits::ended(status, entry.is_some_and(Entry::started)) else { return Ok(()) };
+    let Some(kind) = exits::ended(status, entry.is_some_and(Entry::started), gate.is_closed()) else { return Ok(()) };
     // A second line of plugstack.conf calls us again.
     if entry.is_some_and(|entry| !entry.told_first()) {
         return Ok(());

@@ -140,7 +140,8 @@ impl Gate {
         self.word(CHANGES).load(Ordering::Acquire)
     }
 
-    fn is_closed(&self) -> bool {
+    /// Whether no rank of the node starts.
+    pub fn is_closed(&self) -> bool {
         self.word(CLOSED).load(Ordering::Acquire) != 0
     }
 
