@@ -211,9 +211,20 @@ fn a_broken_file_refuses_with_the_flag_and_touches_no_other_job() {
         ("ln -s /dev/zero F", &["is no regular file"], false),
         ("echo >F; chmod 664 F", &["is writable by others than root", "0664"], false),
         ("echo >F; chown trainer F", &["is writable by others than root", "belongs to user"], false),
+        // Root's own file, which whoever owns its directory could rename away.
+        (
+            "mkdir -p HOME/d; echo >HOME/d/x; ln -s HOME/d/x F",
+            &[
+                "is replaceable by others than root: the directory ",
+                "/home/trainer on its way belongs to user ",
+                "SlurmUser",
+            ],
+            false,
+        ),
     ];
     let plain = "srun -Q -N2 -n2";
     for (make, parts, all) in cases {
+        let make = make.replace("HOME", &format!("{}/home/trainer", sandbox.dir().display()));
         sandbox.run_root(&format!("umask 022; cd /; rm -rf F; {make}").replace('F', &file)).ok();
         let mut lines = vec!["srun -N2 -n2 --palingenesis echo RAN"];
         if *all {
