@@ -370,4 +370,12 @@ fn what_was_said_is_kept_and_said_again() {
     assert_eq!((named(&said), said.code), (vec![6], 3), "{said:#?}");
     let warned = said.ours().into_iter().filter(|line| line.contains("is not kept: /proc/none: ")).count();
     assert_eq!(warned, 1, "{said:#?}");
+    // Whoever owns the directory may replace what is kept there, which is said.
+    let others = sandbox.dir().join("others");
+    sandbox.run_root(&format!("mkdir -m 777 {0} && chown 12345 {0}", others.display())).ok();
+    let said = sandbox.run(&format!("srun --palingenesis=rundir={} {STEP} bash -c '{script}'", others.display()));
+    assert_eq!((named(&said), said.code), (vec![6], 3), "{said:#?}");
+    let line = format!("was written, but {} belongs to user 12345, who may replace it", others.display());
+    assert_eq!(said.ours().into_iter().filter(|own| own.contains(&line)).count(), 1, "{said:#?}");
+    sandbox.run_root(&format!("rm -r {}", others.display())).ok();
 }

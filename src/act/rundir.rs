@@ -3,11 +3,12 @@
 //!
 //! A file is made under a name that nobody can foresee, and renamed. That of an earlier
 //! step with the same ids, of a job that was requeued or an id that came again, is
-//! replaced.
+//! replaced. In a directory that others may change it is written, and said whose word it
+//! is then.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use thiserror::Error;
 use crate::config::printable;
 use crate::facts::exit::ExitRecord;
 use crate::plan::failure::StepEnd;
+use crate::system::user::effective_uid;
 use crate::system::{child, folder};
 
 /// The form of the files.
@@ -69,31 +71,48 @@ pub enum RundirError {
 /// Writes in a forked child, since the directory may be that of a file server which is
 /// gone.
 ///
+/// Gives back who else may change what is there, as a sentence's end, if somebody may.
+///
 /// # Errors
 /// A sentence's end that says what could not be done and why.
-pub fn write(directory: &Path, kept: &Kept, deadline: Duration) -> Result<(), String> {
+pub fn write(directory: &Path, kept: &Kept, deadline: Duration) -> Result<Option<String>, String> {
     let name = printable(&directory.to_string_lossy());
     let text = serde_json::to_vec(kept).map_err(|error| error.to_string())?;
     let answer = child::run(deadline, || match write_here(directory, kept, &text) {
-        Ok(()) => Vec::new(),
-        Err(error) => error.to_string().into_bytes(),
+        Ok(None) => Vec::new(),
+        Ok(Some(others)) => format!("+{others}").into_bytes(),
+        Err(error) => format!("-{error}").into_bytes(),
     });
-    match answer {
-        Ok(error) if error.is_empty() => Ok(()),
-        Ok(error) => Err(format!("{name}: {}", String::from_utf8_lossy(&error))),
-        Err(error) => Err(format!("{name}: {error}")),
+    let answer = answer.map_err(|error| format!("{name}: {error}"))?;
+    let answer = String::from_utf8_lossy(&answer);
+    match (answer.get(..1), answer.get(1..)) {
+        (Some("+"), Some(others)) => Ok(Some(format!("{name} {others}"))),
+        (_, Some(error)) => Err(format!("{name}: {error}")),
+        _ => Ok(None),
     }
 }
 
-fn write_here(directory: &Path, kept: &Kept, text: &[u8]) -> io::Result<()> {
+/// Who may take records out of the directory and put others in their place, beside root
+/// and `user`.
+fn others(owner: u32, mode: u32, user: u32) -> Option<String> {
+    if owner != user && owner != 0 {
+        return Some(format!("belongs to user {owner}, who may"));
+    }
+    // A group is one of those that the user trusts with it; the sticky bit keeps all from
+    // what is others'.
+    (mode & 0o002 != 0 && mode & 0o1000 == 0).then(|| format!("is open to all (mode {:04o}), who may", mode & 0o7777))
+}
+
+fn write_here(directory: &Path, kept: &Kept, text: &[u8]) -> io::Result<Option<String>> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let data = std::fs::metadata(directory)?;
     let hidden = directory.join(folder::unforeseen_name()?);
     let outcome = written(&hidden, text)
         .and_then(|()| std::fs::rename(&hidden, directory.join(file_name(kept.step.job, kept.step.step))));
     if outcome.is_err() {
         let _ = std::fs::remove_file(&hidden);
     }
-    outcome
+    outcome.map(|()| others(data.uid(), data.mode(), effective_uid()))
 }
 
 fn written(path: &Path, text: &[u8]) -> io::Result<()> {
@@ -206,7 +225,7 @@ mod tests {
         let folder = folder("back");
         let below = folder.join("a/b");
         for step in [3, 0, 0] {
-            write(&below, &kept(step), LONG).unwrap();
+            assert_eq!(write(&below, &kept(step), LONG), Ok(None));
         }
         assert_eq!(read(&below, 44, None).unwrap(), [kept(0), kept(3)]);
         assert_eq!(read(&below, 44, Some(3)).unwrap(), [kept(3)]);
@@ -234,6 +253,37 @@ mod tests {
         assert!(write(&victim, &kept(1), LONG).is_err() && write(Path::new("/proc/x"), &kept(1), LONG).is_err());
         let left = std::fs::read_dir(&folder).unwrap().flatten();
         assert!(!left.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with('.')));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// Whoever owns a directory may rename what is in it (rename(2)), whatever its mode.
+    #[test]
+    fn a_directory_that_others_may_change_is_written_to_and_told_of() {
+        for (owner, mode, told) in [
+            (1000, 0o700, None),
+            (1000, 0o2770, None),
+            (0, 0o1777, None),
+            (1000, 0o1777, None),
+            (0, 0o777, Some("is open to all (mode 0777), who may")),
+            (1000, 0o703, Some("is open to all (mode 0703), who may")),
+            (1001, 0o700, Some("belongs to user 1001, who may")),
+            (1001, 0o1777, Some("belongs to user 1001, who may")),
+        ] {
+            assert_eq!(others(owner, mode, 1000).as_deref(), told, "{owner} {mode:o}");
+        }
+        let folder = folder("others");
+        std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o777)).unwrap();
+        let told = write(&folder, &kept(0), LONG).unwrap().unwrap();
+        assert_eq!(told, format!("{} is open to all (mode 0777), who may", folder.display()));
+        std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o700)).unwrap();
+        if effective_uid() == 0 {
+            std::os::unix::fs::chown(&folder, Some(12345), None).unwrap();
+            let told = write(&folder, &kept(1), LONG).unwrap().unwrap();
+            assert_eq!(told, format!("{} belongs to user 12345, who may", folder.display()));
+        } else {
+            println!("skipped in part: needs root, for another user's directory");
+        }
+        assert_eq!(read(&folder, 44, Some(0)).unwrap(), [kept(0)]);
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -133,12 +133,18 @@ pub fn report(records: Vec<ExitRecord>) {
     }
     if let Some(folder) = rundir {
         let kept = Kept::new(end, circumstances.now_ns, records);
-        if let Err(why) = rundir::write(Path::new(&folder), &kept, WRITING) {
-            to_stderr(&one_line(&format!(
+        let line = match rundir::write(Path::new(&folder), &kept, WRITING) {
+            Ok(None) => return,
+            Ok(Some(others)) => format!(
+                "palingenesis: warning: the record of the failed ranks was written, but {others} replace it; name a directory \
+                 of your own with rundir="
+            ),
+            Err(why) => format!(
                 "palingenesis: warning: what is known of the failed ranks is not kept: {why}; rundir= must name a directory \
                  that you can write to on this host"
-            )));
-        }
+            ),
+        };
+        to_stderr(&one_line(&line));
     }
 }
 
