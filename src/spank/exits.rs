@@ -11,7 +11,7 @@ use super::Failure;
 use super::gate::{Entry, Gate, Register};
 use super::host::{self, Handle};
 use super::kept::{self, lock};
-use super::slurmstepd::Node;
+use super::slurmstepd::{Node, TAKEN};
 use super::srun::{EXITS, NONCE};
 use crate::act::exits::{Destination, Listener, address_towards, send};
 use crate::act::key::Key;
@@ -78,15 +78,17 @@ impl Reporter {
     /// have written.
     pub fn new(handle: Handle, environment: &Environment, root: &Path) -> Reporter {
         let handed = |name: &std::ffi::CStr| name.to_str().ok().and_then(|name| environment.get(name));
+        let secret = handed(NONCE);
         let own_name = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string();
         Reporter {
-            to: handed(EXITS).zip(handed(NONCE)).and_then(|(address, secret)| Destination::parse(address, secret)),
+            to: handed(EXITS).zip(secret).and_then(|(address, secret)| Destination::parse(address, secret)),
             ids: Ids::effective(),
             groups: MemoryGroups::read(root),
             name: environment.get("SLURMD_NODENAME").map_or_else(own_name, String::from),
             node_rank: handle.node_index().unwrap_or(0),
             spent: AtomicU64::new(0),
-            told: AtomicBool::new(false),
+            // A second copy of the plugin leaves it to the first.
+            told: AtomicBool::new(secret == Some(TAKEN)),
         }
     }
 }

@@ -11,7 +11,9 @@ use super::exits::{self, Reporter};
 use super::gate::Gate;
 use super::host::{Handle, SpankError};
 use super::kept::{self, lock};
+use super::srun::NONCE;
 use super::{Arguments, Failure, task};
+use crate::act::environment::TaskEnvironment;
 use crate::config::site::{self, Site, SiteError};
 use crate::config::{LogLevel, Plugstack};
 use crate::facts::container::Place;
@@ -24,6 +26,10 @@ const LONGEST_LINE: usize = 1500;
 
 /// How long a site file that plugstack.conf names may take.
 const SITE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What stands in the job's environment in place of the launch's secret, which the
+/// tasks have from slurmstepd then.
+pub const TAKEN: &str = "-";
 
 /// What the tasks need of their node; forked tasks inherit it.
 #[derive(Debug, Default)]
@@ -90,7 +96,7 @@ pub fn open_gate(handle: Handle) -> Result<bool, Failure> {
 }
 
 /// As the user, once per step and node, before the tasks are forked.
-pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
+pub fn user_init(mut handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     // The gate first: with it a failure below still stops the ranks together.
     if !open_gate(handle)? {
         return Ok(());
@@ -102,6 +108,11 @@ pub fn user_init(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     let read_in = start.elapsed();
     let submitted = handle.environment()?;
     let reporter = Reporter::new(handle, &submitted, &plugstack.root);
+    if handle.has_variable(NONCE) {
+        // A TaskEpilog, and whatever else Slurm starts with the job's environment, has no
+        // business with it. Where it cannot be taken out it is as it was.
+        let _ = handle.set("SLURM_PALINGENESIS_NONCE", TAKEN);
+    }
     if let Some(node) = lock(&NODE).as_mut() {
         node.exits = Some(reporter);
         node.facts = facts;

@@ -152,7 +152,9 @@ impl Handed {
 
     /// The launch's secret.
     pub fn key(&self) -> Option<Key> {
-        Key::from_hex(self.get(NONCE)?)
+        // slurmstepd has taken it out of the job's environment.
+        let kept = || with_node(|node| Key::from_hex(node?.submitted.get(NONCE.to_str().ok()?)?));
+        Key::from_hex(self.get(NONCE)?).or_else(kept)
     }
 
     /// Keeps what is needed to tell the other nodes that this one cannot start. Where
