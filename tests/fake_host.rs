@@ -17,29 +17,40 @@ enum Host {
     Newer,
     /// None.
     Bare,
+    /// The usual ones, and the host watched by AddressSanitizer and the sanitizer of
+    /// undefined behaviour.
+    Watched,
 }
 
 /// Builds the host, or says why not.
 fn host(kind: Host) -> Option<PathBuf> {
-    static HOSTS: [OnceLock<Option<PathBuf>>; 3] = [const { OnceLock::new() }; 3];
+    static HOSTS: [OnceLock<Option<PathBuf>>; 4] = [const { OnceLock::new() }; 4];
     HOSTS[kind as usize]
         .get_or_init(|| {
             if !Path::new("/usr/include/slurm/spank.h").is_file() {
                 println!("skipped: no slurm/spank.h (Debian: libslurm-dev)");
                 return None;
             }
-            let name = ["fake_host", "newer_host", "bare_host"][kind as usize];
+            let name = ["fake_host", "newer_host", "bare_host", "watched_host"][kind as usize];
             let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
             let mut compiler = Command::new("gcc");
             compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-g", "-O1"]);
             if kind != Host::Bare {
                 compiler.arg("-rdynamic");
             }
+            if kind == Host::Watched {
+                // Debian has their libraries in gcc's own package, others apart from it.
+                compiler.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
+            }
             if kind == Host::Newer {
                 compiler.arg("-DPREPEND");
             }
             let source = common::root().join("tests/host/fake_host.c");
             match compiler.arg(source).arg("-o").arg(&program).arg("-ldl").output() {
+                Ok(output) if kind == Host::Watched && !output.status.success() => {
+                    println!("skipped: gcc's sanitizers: {}", String::from_utf8_lossy(&output.stderr));
+                    None
+                }
                 Ok(output) => {
                     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
                     Some(program)
@@ -109,4 +120,15 @@ fn no_invalid_access_under_valgrind() {
         }
         Err(_) => println!("skipped: no valgrind"),
     }
+}
+
+/// What the library hands to the host, and gets from it, is the host's to read and to
+/// write: lengths, strings' ends, memory that was given back. The host's own leaks are its
+/// scenarios'.
+#[test]
+fn the_host_s_sanitizers_see_nothing() {
+    let Some(host) = host(Host::Watched) else { return };
+    let mut command = Command::new(host);
+    command.arg(common::release_library()).arg("all").env("FAKE_HOST_NO_COUNT", "1");
+    passes(command.env("ASAN_OPTIONS", "detect_leaks=0").output().expect("the host runs"));
 }

@@ -15,7 +15,8 @@
  * and src/common/spank.c of Slurm 22.05. What this cannot show: Slurm's own
  * threads, users and cgroups; the tests with a real cluster do.
  *
- * FAKE_HOST_NO_COUNT=1: allocations are not counted (valgrind replaces malloc).
+ * FAKE_HOST_NO_COUNT=1: allocations are not counted (valgrind and sanitizers replace
+ * malloc).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -45,13 +46,19 @@
 
 /* ------------------------------------------------------------ allocations */
 
+/* AddressSanitizer has a malloc of its own, which must stay the one. */
+#ifndef __SANITIZE_ADDRESS__
 extern void *__libc_malloc(size_t);
 extern void *__libc_calloc(size_t, size_t);
 extern void *__libc_realloc(void *, size_t);
 extern void *__libc_memalign(size_t, size_t);
 
+#endif
+
 static bool counting;
 static unsigned long allocations;
+
+#ifndef __SANITIZE_ADDRESS__
 
 void *malloc(size_t size)
 {
@@ -89,6 +96,7 @@ int posix_memalign(void **result, size_t alignment, size_t size)
     *result = __libc_memalign(alignment, size);
     return *result ? 0 : ENOMEM;
 }
+#endif
 
 /* -------------------------------------------------------- Slurm's functions */
 
