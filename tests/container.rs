@@ -21,7 +21,7 @@ use common::{Sandbox, container_plugin, library, open_folder, target};
 /// The stand-in, built once.
 fn plugin() -> Option<PathBuf> {
     static PLUGIN: OnceLock<Option<PathBuf>> = OnceLock::new();
-    PLUGIN.get_or_init(|| container_plugin(Path::new("/usr/include"))).clone()
+    PLUGIN.get_or_init(|| container_plugin(&common::slurm_headers())).clone()
 }
 
 #[derive(Clone, Copy)]

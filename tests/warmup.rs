@@ -297,7 +297,7 @@ fn limits_that_are_not_propagated_stay() {
 /// <https://github.com/NVIDIA/pyxis/issues/124>: inside, where the caches are.
 #[test]
 fn it_runs_inside_the_container() {
-    let Some(container) = container_plugin(Path::new("/usr/include")) else { return };
+    let Some(container) = container_plugin(&common::slurm_headers()) else { return };
     let theirs = format!("required {}", container.display());
     let ours = format!("required {}", library().display());
     let options = ["--nodes", "2", "--cores", "4", "--plugstack", &theirs, "--plugstack", &ours];

@@ -3,6 +3,11 @@
 //!
 //! Tests that need a cluster call [`Sandbox::up`] and return when it gives
 //! `None`: without root there are no namespaces and no devices. They say so.
+//!
+//! `PALINGENESIS_TEST_SLURM=trixie` runs the clusters in that Debian tree below
+//! `PALINGENESIS_ROOTS` (scripts/make-roots) instead of on this machine's Slurm, with
+//! the libraries stamped for its release. What Slurm itself does differently is asked
+//! of [`slurm`], and the test says where that is known from.
 
 #![allow(dead_code)]
 
@@ -31,12 +36,69 @@ pub fn target() -> PathBuf {
     test.parent().and_then(Path::parent).expect("a test lies in target/PROFILE/deps").to_path_buf()
 }
 
+/// A Slurm release: year and month.
+pub type Release = (u32, u32);
+
+/// The release of the clusters' Slurm.
+pub fn slurm() -> Release {
+    static SLURM: OnceLock<Release> = OnceLock::new();
+    *SLURM.get_or_init(|| {
+        let text = match slurm_root() {
+            // "trixie, slurm-wlm 24.11.5", by make-root.
+            Some(root) => fs::read_to_string(root.join(".slurm-sandbox-root")).expect("make-root made the tree"),
+            None => match Command::new("srun").arg("--version").output() {
+                Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
+                // No cluster is to be had: the tests will say so.
+                Err(_) => "22.05".into(),
+            },
+        };
+        let version = text.trim().rsplit(' ').next().unwrap_or_default();
+        let mut numbers = version.split('.').map(|number| number.parse().ok());
+        match (numbers.next().flatten(), numbers.next().flatten()) {
+            (Some(year), Some(month)) => (year, month),
+            _ => panic!("not a Slurm release: {text}"),
+        }
+    })
+}
+
+/// "24.11".
+pub fn slurm_name() -> String {
+    let (year, month) = slurm();
+    format!("{year}.{month:02}")
+}
+
+/// The tree in which the clusters run, where it is not this machine.
+pub fn slurm_root() -> Option<&'static Path> {
+    static ROOT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let suite = std::env::var_os("PALINGENESIS_TEST_SLURM").filter(|suite| !suite.is_empty())?;
+        let roots = std::env::var_os("PALINGENESIS_ROOTS").unwrap_or_else(|| "/var/cache/palingenesis-roots".into());
+        let root = Path::new(&roots).join(suite);
+        assert!(root.join("usr/bin/srun").is_file(), "no Slurm at {}; scripts/make-roots makes it", root.display());
+        Some(root)
+    })
+    .as_deref()
+}
+
+/// Where the headers of the clusters' Slurm are.
+pub fn slurm_headers() -> PathBuf {
+    slurm_root().unwrap_or(Path::new("/")).join("usr/include")
+}
+
 /// The plugin, as built with this test: beside it in deps/. (`cargo test` does
 /// not renew the copy one folder above.)
 pub fn library() -> PathBuf {
     let library = target().join("deps/libpalingenesis.so");
     assert!(library.is_file(), "{} is missing", library.display());
-    readable_by_all(library)
+    for_the_clusters(library)
+}
+
+/// The library as the clusters' Slurm loads it: this machine's has it as it is built.
+fn for_the_clusters(library: PathBuf) -> PathBuf {
+    if slurm_root().is_none() {
+        return readable_by_all(library);
+    }
+    readable_by_all(stamped(&library, &slurm_name()))
 }
 
 /// A program of the workspace (`palingenesis`, `palingenesis-worker`).
@@ -51,7 +113,7 @@ pub fn fault_library() -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     let folder = target_root().join("fault");
     BUILT.get_or_init(|| cargo(&["build", "--features", "fault-injection"], &folder));
-    readable_by_all(folder.join("debug/libpalingenesis.so"))
+    for_the_clusters(folder.join("debug/libpalingenesis.so"))
 }
 
 /// The glibc that release builds are linked with, as those for packages are: Debian
@@ -308,10 +370,20 @@ impl Sandbox {
     /// Starts a cluster with `slurm-sandbox up`'s arguments, or says why not.
     pub fn up(name: &str, arguments: &[&str]) -> Option<Sandbox> {
         let dir = std::env::temp_dir().join(format!("palingenesis-test-{name}-{}", std::process::id()));
-        let output = script().arg("up").arg("--dir").arg(&dir).args(arguments).output().expect("bash is there");
+        let mut up = script();
+        up.arg("up").arg("--dir").arg(&dir).args(arguments);
+        // A test that names a tree is about that one.
+        if let Some(root) = slurm_root().filter(|_| !arguments.contains(&"--root")) {
+            up.arg("--root").arg(root);
+        }
+        let output = up.output().expect("bash is there");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         match output.status.code() {
-            Some(0) => Some(Sandbox { dir }),
+            Some(0) => {
+                // scripts/matrix counts the tests that say so.
+                print!("{}", String::from_utf8_lossy(&output.stdout));
+                Some(Sandbox { dir })
+            }
             Some(77) => {
                 println!("skipped: {text}");
                 None

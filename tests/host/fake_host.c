@@ -3,17 +3,22 @@
  * slurmd do, and worse: every SPANK call can be made to fail, every allocation
  * is counted, and what a hook may not touch is compared before and after it.
  *
- *   fake_host PLUGIN all          every scenario, each in a process of its own
+ *   fake_host PLUGIN all          every scenario, each in a process of its own, and
+ *                                 every call of a launch failing once in every way
  *   fake_host PLUGIN bare         a host without any SPANK function
  *
- * With -DPREPEND it has spank_prepend_task_argv, as Slurm since 23.11.
+ * -DRELEASE=2411 makes it Slurm 24.11: the number by which the loader lets a plugin
+ * in, the functions and error codes there are, how a step is named, how often the
+ * option's callback is called and with what.
  *
  *   fake_host PLUGIN bench CONTEXT unused|flag ROUNDS
  *                                 one context's hooks, for callgrind
  *
- * Exit code 0: all laws held. What spank_* return is taken from slurm/spank.h
- * and src/common/spank.c of Slurm 22.05. What this cannot show: Slurm's own
- * threads, users and cgroups; the tests with a real cluster do.
+ * Exit code 0: all laws held; 3: the loader did not let the plugin in. What spank_*
+ * return is taken from slurm/spank.h and src/common/spank.c of Slurm 22.05; what
+ * differs by release, from those of the tags slurm-21-08 to slurm-26-05 and from
+ * CHANGELOG/ there. What this cannot show: Slurm's own threads, users and cgroups;
+ * the tests with a real cluster do.
  *
  * FAKE_HOST_NO_COUNT=1: allocations are not counted (valgrind and sanitizers replace
  * malloc).
@@ -30,6 +35,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -43,6 +49,33 @@
 #define EX_CONFIG 78
 #define SPEC "SLURM_PALINGENESIS_SPEC"
 #define REFUSAL "SLURM_PALINGENESIS_REFUSAL"
+
+#ifndef RELEASE
+#define RELEASE 2205
+#endif
+#define YEAR (RELEASE / 100)
+#define MONTH (RELEASE % 100)
+#define DIGIT(place) ('0' + RELEASE / (place) % 10)
+static const char YEAR_TEXT[] = {DIGIT(1000), DIGIT(100), '\0'};
+static const char MONTH_TEXT[] = {DIGIT(10), DIGIT(1), '\0'};
+static const char VERSION_TEXT[] = {DIGIT(1000), DIGIT(100), '.', DIGIT(10), DIGIT(1), '.', '3', '\0'};
+
+/* slurm_errno.h since 25.05. */
+#define NODE_FAILURE 3011
+#define JOB_FAILURE 3012
+
+/* src/common/plugin.c since 21.08: SLURM_VERSION_NUMBER, of which major and minor
+   must be the plugin's. */
+#define VERSION_NUMBER (YEAR << 16 | MONTH << 8 | 3)
+#define GATE 0xffff00u
+
+/* src/common/spank.c: slurmstepd called the option's callback twice before 24.05,
+   the second time with "" for NULL. */
+#define CALLBACKS (RELEASE < 2405 ? 2 : 1)
+/* spank_prepend_task_argv: spank.h since 23.11. */
+#if RELEASE >= 2311
+#define PREPEND
+#endif
 
 /* ------------------------------------------------------------ allocations */
 
@@ -115,7 +148,84 @@ static struct {
     char before[256]; /* what was put before the command */
     struct spank_option option;
     unsigned options, logged, set, unset, layouts, freed;
+    const char *hook; /* the one that runs */
+    int fail_at, fail_with; /* the call that fails, and how; 0: none */
 } host;
+
+/* Success that brings no data. */
+#define NOTHING 0x7fffffff
+
+static int calls;
+
+/* What the tests' processes have in common. */
+static struct {
+    int calls;          /* the most that one of them made */
+    char failed[48];    /* the function that was made to fail */
+} *shared;
+
+/* Whether this call is the one to fail. */
+static int due(const char *function)
+{
+    if (++calls != host.fail_at)
+        return 0;
+    if (shared)
+        snprintf(shared->failed, sizeof shared->failed, "%s", function);
+    return host.fail_with;
+}
+
+static bool runs(const char *hook)
+{
+    return host.hook && strcmp(host.hook, hook) == 0;
+}
+
+static bool in_task_hook(void)
+{
+    return host.hook && strncmp(host.hook, "task_", 5) == 0;
+}
+
+/* Which items a context has, as src/common/spank.c checks before it looks for one. */
+static spank_err_t available(spank_item_t item)
+{
+    switch (item) {
+    case S_SLURM_VERSION:
+    case S_SLURM_VERSION_MAJOR:
+    case S_SLURM_VERSION_MINOR:
+    case S_SLURM_VERSION_MICRO:
+        return ESPANK_SUCCESS;
+    case S_TASK_ID:
+    case S_TASK_GLOBAL_ID:
+    case S_TASK_EXIT_STATUS:
+    case S_TASK_PID:
+        if (host.context != S_CTX_REMOTE)
+            return ESPANK_NOT_REMOTE;
+        return in_task_hook() ? ESPANK_SUCCESS : ESPANK_NOT_TASK;
+    case S_JOB_UID:
+    case S_JOB_GID:
+    case S_JOB_ID:
+        if (host.context == S_CTX_JOB_SCRIPT)
+            return ESPANK_SUCCESS;
+        break;
+    default:
+        break;
+    }
+    if (host.context == S_CTX_REMOTE)
+        return ESPANK_SUCCESS;
+    if (host.context != S_CTX_LOCAL)
+        return ESPANK_NOT_AVAIL;
+    switch (item) {
+    case S_JOB_UID:
+    case S_JOB_GID:
+    case S_JOB_ID:
+    case S_JOB_STEPID:
+    case S_JOB_ARGV:
+    case S_JOB_ENV:
+    case S_JOB_NNODES:
+    case S_JOB_TOTAL_TASK_COUNT:
+        return runs("local_user_init") ? ESPANK_SUCCESS : ESPANK_NOT_AVAIL;
+    default:
+        return ESPANK_NOT_REMOTE;
+    }
+}
 
 static int find_env(const char *name)
 {
@@ -154,6 +264,9 @@ spank_context_t spank_context(void)
 
 spank_err_t spank_option_register(spank_t spank, struct spank_option *option)
 {
+    int error = due(__func__);
+    if (error && error != NOTHING)
+        return error;
     if (host.register_error)
         return host.register_error;
     if (!option || !option->name || !option->usage || !option->cb || strlen(option->name) > SPANK_OPTION_MAXLEN)
@@ -166,15 +279,43 @@ spank_err_t spank_option_register(spank_t spank, struct spank_option *option)
 
 spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...)
 {
-    int error = host.all_items_error ? host.all_items_error : host.item_error[item];
+    int error = due(__func__);
+    if (error == NOTHING)
+        return ESPANK_SUCCESS; /* what the caller has there stays */
+    if (!error)
+        error = host.all_items_error ? host.all_items_error : host.item_error[item];
+    if (!error)
+        error = available(item);
     if (error)
         return error;
-    if (host.context != S_CTX_REMOTE && host.context != S_CTX_LOCAL)
-        return ESPANK_NOT_AVAIL;
     va_list list;
     va_start(list, item);
     spank_err_t code = ESPANK_SUCCESS;
     switch (item) {
+    case S_SLURM_VERSION:
+        *va_arg(list, const char **) = VERSION_TEXT;
+        break;
+    case S_SLURM_VERSION_MAJOR:
+        *va_arg(list, const char **) = YEAR_TEXT;
+        break;
+    case S_SLURM_VERSION_MINOR:
+        *va_arg(list, const char **) = MONTH_TEXT;
+        break;
+    case S_SLURM_VERSION_MICRO:
+        *va_arg(list, const char **) = "3";
+        break;
+    case S_JOB_UID: /* srun's is not set yet since 24.11 */
+        *va_arg(list, uid_t *) = host.context == S_CTX_LOCAL && RELEASE >= 2411 ? 99 : getuid();
+        break;
+    case S_JOB_TOTAL_TASK_COUNT:
+        *va_arg(list, uint32_t *) = host.local_tasks * host.nodes;
+        break;
+    case S_TASK_GLOBAL_ID:
+        *va_arg(list, uint32_t *) = host.task_id;
+        break;
+    case S_TASK_PID: /* known to slurmstepd, not yet to the task */
+        *va_arg(list, pid_t *) = runs("task_post_fork") || runs("task_exit") ? getpid() : -1;
+        break;
     case S_JOB_ID:
         *va_arg(list, uint32_t *) = host.job_id;
         break;
@@ -212,6 +353,9 @@ spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...)
 
 spank_err_t spank_getenv(spank_t spank, const char *name, char *buffer, int length)
 {
+    int error = due(__func__);
+    if (error && error != NOTHING)
+        return error;
     if (host.getenv_error)
         return host.getenv_error;
     if (host.context != S_CTX_REMOTE)
@@ -229,6 +373,9 @@ spank_err_t spank_getenv(spank_t spank, const char *name, char *buffer, int leng
 spank_err_t spank_setenv(spank_t spank, const char *name, const char *value, int overwrite)
 {
     host.set++;
+    int error = due(__func__);
+    if (error && error != NOTHING)
+        return error;
     if (host.setenv_error)
         return host.setenv_error;
     if (host.context != S_CTX_REMOTE)
@@ -244,6 +391,9 @@ spank_err_t spank_setenv(spank_t spank, const char *name, const char *value, int
 spank_err_t spank_unsetenv(spank_t spank, const char *name)
 {
     host.unset++;
+    int error = due(__func__);
+    if (error && error != NOTHING)
+        return error;
     if (host.unsetenv_error)
         return host.unsetenv_error;
     if (host.context != S_CTX_REMOTE)
@@ -260,6 +410,9 @@ spank_err_t spank_unsetenv(spank_t spank, const char *name)
 spank_err_t spank_prepend_task_argv(spank_t spank, int argc, const char *argv[]);
 spank_err_t spank_prepend_task_argv(spank_t spank, int argc, const char *argv[])
 {
+    int error = due(__func__);
+    if (error && error != NOTHING)
+        return error;
     if (host.prepend_error)
         return host.prepend_error;
     if (host.context != S_CTX_REMOTE || argc != 1 || !argv || !argv[0])
@@ -272,6 +425,8 @@ spank_err_t spank_prepend_task_argv(spank_t spank, int argc, const char *argv[])
 
 const char *spank_strerror(spank_err_t code)
 {
+    if (due(__func__))
+        return NULL;
     return code == ESPANK_NOT_AVAIL ? "Not available in this callback" : "Generic error";
 }
 
@@ -294,9 +449,25 @@ void slurm_error(const char *format, ...)
     host.logged++;
 }
 
-/* Of libslurmfull; srun has them. */
-slurm_step_layout_t *slurm_job_step_layout_get(slurm_step_id_t *step)
+/* Of libslurmfull; srun has them. A step is named by a structure that begins with an
+   id of 64 bits since 24.11 (slurm.h). */
+#if RELEASE >= 2411
+struct step_id {
+    uint64_t sluid;
+    uint32_t job_id, step_het_comp, step_id;
+};
+#else
+struct step_id {
+    uint32_t job_id, step_het_comp, step_id;
+};
+#endif
+
+/* slurm.h has another type for it, that of this machine's release. */
+void *layout_get(struct step_id *step) __asm__("slurm_job_step_layout_get");
+void *layout_get(struct step_id *step)
 {
+    if (due("slurm_job_step_layout_get"))
+        return NULL;
     if (host.no_layout || step->job_id != host.job_id || step->step_id != host.step_id)
         return NULL;
     host.layouts++;
@@ -313,13 +484,16 @@ char *slurm_step_layout_host_name(slurm_step_layout_t *layout, int task)
 {
     static char name[] = "node1";
     (void)layout;
-    return task == 0 ? name : NULL;
+    return task == 0 && !due(__func__) ? name : NULL;
 }
 
 int slurm_load_node_single(node_info_msg_t **message, char *name, uint16_t flags)
 {
     (void)flags;
-    if (host.no_layout || strcmp(name, "node1"))
+    int error = due(__func__);
+    if (error == NOTHING)
+        return SLURM_SUCCESS;
+    if (error || host.no_layout || strcmp(name, "node1"))
         return SLURM_ERROR;
     *message = calloc(1, sizeof **message);
     return SLURM_SUCCESS;
@@ -328,13 +502,83 @@ int slurm_load_node_single(node_info_msg_t **message, char *name, uint16_t flags
 void slurm_print_node_info_msg(FILE *out, node_info_msg_t *message, int one_line)
 {
     (void)message, (void)one_line;
-    fputs("NodeName=node1 NodeAddr=192.0.2.7 NodeHostName=node1\n", out);
+    if (!due(__func__))
+        fputs("NodeName=node1 NodeAddr=192.0.2.7 NodeHostName=node1\n", out);
 }
 
 void slurm_free_node_info_msg(node_info_msg_t *message)
 {
     free(message);
 }
+
+char *slurm_conf_get_nodeaddr(const char *name);
+char *slurm_conf_get_nodeaddr(const char *name)
+{
+    return due(__func__) || strcmp(name, "node1") ? NULL : strdup("192.0.2.7");
+}
+
+static slurm_conf_t configuration;
+
+slurm_conf_t *slurm_conf_lock(void);
+slurm_conf_t *slurm_conf_lock(void)
+{
+    return due(__func__) ? NULL : &configuration;
+}
+
+void slurm_conf_unlock(void);
+void slurm_conf_unlock(void)
+{
+}
+
+void slurm_print_ctl_conf(FILE *out, slurm_conf_t *conf)
+{
+    if (conf != &configuration)
+        abort();
+    if (!due(__func__))
+        fputs("KillOnBadExit           = 0\nKillWait                = 30 sec\nWaitTime                = 0 sec\n", out);
+}
+
+uint16_t *slurm_get_srun_port_range(void);
+uint16_t *slurm_get_srun_port_range(void)
+{
+    static uint16_t none[] = {0, 0};
+    return due(__func__) ? NULL : none;
+}
+
+long slurm_api_version(void)
+{
+    static const int releases[] = {2108, 2205, 2302, 2311, 2405, 2411, 2505, 2511, 2605};
+    for (size_t i = 0; i < COUNT(releases); i++)
+        if (releases[i] == RELEASE)
+            return (37 + i) << 16;
+    abort();
+}
+
+/* The numbers of a step until 24.11, its id since 26.05 (slurm.h of both); what it
+   takes between is in no package that could be looked at, so nobody may call it. */
+#if RELEASE >= 2605
+int kill_step(struct step_id *step, uint16_t signal, uint16_t flags) __asm__("slurm_kill_job_step");
+int kill_step(struct step_id *step, uint16_t signal, uint16_t flags)
+{
+    if (step->job_id != host.job_id || step->step_id != host.step_id || signal != SIGKILL)
+        abort();
+    return due("slurm_kill_job_step") ? -1 : 0;
+}
+#elif RELEASE <= 2411
+int kill_step(uint32_t job_id, uint32_t step_id, uint16_t signal) __asm__("slurm_kill_job_step");
+int kill_step(uint32_t job_id, uint32_t step_id, uint16_t signal)
+{
+    if (job_id != host.job_id || step_id != host.step_id || signal != SIGKILL)
+        abort();
+    return due("slurm_kill_job_step") ? -1 : 0;
+}
+#else
+void kill_step(void) __asm__("slurm_kill_job_step");
+void kill_step(void)
+{
+    abort();
+}
+#endif
 
 /* ------------------------------------------------------------------ checks */
 
@@ -442,10 +686,12 @@ static unsigned long call_with(const char *hook, int argc, char **argv)
         return 0;
     struct state before, after;
     look(&before);
+    host.hook = hook;
     unsigned long start = allocations;
     counting = true;
     int code = function((spank_t)&spank, argc, argv);
     counting = false;
+    host.hook = NULL;
     look(&after);
     CHECK(code == 0, "%s returned %d", symbol, code);
     same(hook, &before, &after);
@@ -479,6 +725,14 @@ static void option(const char *argument, int remote)
     CHECK(host.options, "no option is registered");
     int code = host.option.cb(host.option.val, argument, remote);
     CHECK(code == 0, "the callback returned %d", code);
+}
+
+/* The option in slurmstepd, as this release brings it there. */
+static void remote_option(const char *argument)
+{
+    option(argument, 1);
+    if (CALLBACKS == 2)
+        option(argument ? argument : "", 1);
 }
 
 /* Runs work in a child; its exit code, its stderr in text. */
@@ -570,6 +824,7 @@ static void not_set(const char *name)
 
 static char *no_words[] = {NULL};
 static char *gate_words[] = {"gate=5", "root=/", NULL};
+static char *soon_words[] = {"gate=1", "root=/", NULL};
 
 static void unused_in_its_sequence(void)
 {
@@ -883,8 +1138,7 @@ static void tasks_get_their_ranks(void)
     char texts[2][8192];
     stepd("default");
     call("init");
-    option(NULL, 1);
-    option("", 1);
+    remote_option(NULL);
     call_with("init_post_opt", 2, gate_words);
     unsigned long made = call_with("user_init", 2, gate_words);
     if (count_valid)
@@ -915,6 +1169,7 @@ static void with_a_fault(const char *what, enum outcome expected)
     char texts[2][8192];
     scenario = what;
     call("init");
+    remote_option(NULL);
     call_with("init_post_opt", 2, gate_words);
     call_with("user_init", 2, gate_words);
     both(codes, texts);
@@ -965,6 +1220,9 @@ FAULT(the_task_count_is_absurd, REFUSES, host.local_tasks = 0xffffffff)
 FAULT(the_task_id_is_an_error, WORKS, host.item_error[S_TASK_ID] = ESPANK_NOT_TASK)
 FAULT(every_item_is_an_error, REFUSES, host.all_items_error = ESPANK_NOT_AVAIL)
 FAULT(the_error_is_negative, REFUSES, host.all_items_error = -1)
+FAULT(the_error_is_small, REFUSES, host.all_items_error = 5)
+FAULT(the_error_is_a_new_one, REFUSES, host.all_items_error = RELEASE >= 2505 ? JOB_FAILURE : 3999)
+FAULT(the_node_is_to_fail, REFUSES, host.setenv_error = RELEASE >= 2505 ? NODE_FAILURE : 3998)
 FAULT(setenv_fails, REFUSES, host.setenv_error = ESPANK_BAD_ARG)
 FAULT(unsetenv_fails, REFUSES, host.unsetenv_error = ESPANK_BAD_ARG)
 FAULT(the_rank_is_no_number, REFUSES, put_env("SLURM_STEP_NUM_TASKS", "two"))
@@ -1078,6 +1336,140 @@ static void hooks_out_of_order(void)
     call("init");
 }
 
+/* ------------------------------------------- every call fails, once, in every way */
+
+static const int WAYS[] = {
+    NOTHING,          ESPANK_ERROR,     ESPANK_BAD_ARG,    ESPANK_NOT_TASK,    ESPANK_ENV_EXISTS, ESPANK_ENV_NOEXIST,
+    ESPANK_NOSPACE,   ESPANK_NOT_REMOTE, ESPANK_NOEXIST,   ESPANK_NOT_EXECD,   ESPANK_NOT_AVAIL,  ESPANK_NOT_LOCAL,
+    -1,               1,
+#if RELEASE >= 2505
+    NODE_FAILURE,     JOB_FAILURE,
+#endif
+};
+
+static void note_calls(void)
+{
+    if (calls > shared->calls)
+        shared->calls = calls;
+}
+
+/* Lines of ours and nothing else. */
+static void only_ours(const char *text)
+{
+    for (const char *line = text; *line;) {
+        CHECK(strncmp(line, "palingenesis: ", 14) == 0, "not a line of ours: '%s'", line);
+        const char *end = strchr(line, '\n');
+        CHECK(end, "no whole line: '%s'", line);
+        line = end + 1;
+    }
+}
+
+/* Runs work once as it is and then with each of its calls failing in each way. */
+static void sweep(void (*work)(void))
+{
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
+        abort();
+    const char *name = scenario;
+    char what[160], text[16384];
+    int code = child(work, text, sizeof text);
+    CHECK(code == 0, "with nothing wrong: exit code %d, '%s'", code, text);
+    int most = shared->calls, refused = 0;
+    CHECK(most > 0, "no call was seen");
+    for (int call = 1; call <= most; call++)
+        for (size_t way = 0; way < COUNT(WAYS); way++) {
+            host.fail_at = call;
+            host.fail_with = WAYS[way];
+            *shared->failed = '\0';
+            code = child(work, text, sizeof text);
+            snprintf(what, sizeof what, "%s: call %d (%s) gives %d", name, call, shared->failed, WAYS[way]);
+            scenario = what;
+            CHECK(code == 0 || code == EX_CONFIG, "exit code %d, '%s'", code, text);
+            CHECK(*shared->failed, "it was not made");
+            only_ours(text);
+            CHECK(code == 0 || *text, "refused without a word");
+            refused += code != 0;
+            scenario = name;
+        }
+    host.fail_at = 0;
+    printf("   %d calls failed in %zu ways each: %d launches refused, the others went on\n", most, COUNT(WAYS), refused);
+}
+
+#define UNPREPARED 99
+
+static void a_task(void)
+{
+    task(0);
+    call("task_init");
+    note_calls();
+    _exit(env_value("RANK") && env_value("MASTER_ADDR") ? 0 : UNPREPARED);
+}
+
+/* One task, so that every call is somebody's in a known order. */
+static void a_step(void)
+{
+    char text[8192];
+    calls = 0;
+    stepd("default");
+    host.local_tasks = 1;
+    put_env("SLURM_STEP_NUM_TASKS", "1");
+    put_env("SLURM_STEP_TASKS_PER_NODE", "1");
+    call("init");
+    if (host.options)
+        remote_option(NULL);
+    call_with("init_post_opt", 2, soon_words);
+    call_with("user_init", 2, soon_words);
+    note_calls();
+    int code = child(a_task, text, sizeof text);
+    fputs(text, stderr);
+    task(0);
+    call("task_exit");
+    call("exit");
+    note_calls();
+    /* Where Slurm does not say what is in the environment, the flag is not there. */
+    if (code == UNPREPARED && strcmp(shared->failed, "spank_getenv") == 0)
+        code = 0;
+    _exit(code);
+}
+
+static void srun_s_hooks(void)
+{
+    calls = 0;
+    given = NULL;
+    given_by_variable = false;
+    given_in = S_CTX_LOCAL;
+    host.job_id = 4711;
+    host.nodes = 2;
+    host.local_tasks = 2;
+    submit();
+    note_calls();
+}
+
+static void sbatch_s_hooks(void)
+{
+    calls = 0;
+    given = NULL;
+    given_by_variable = false;
+    given_in = S_CTX_ALLOCATOR;
+    submit();
+    note_calls();
+}
+
+static void every_call_of_a_step_fails_once(void)
+{
+    sweep(a_step);
+}
+
+static void every_call_of_srun_fails_once(void)
+{
+    sweep(srun_s_hooks);
+}
+
+static void every_call_of_sbatch_fails_once(void)
+{
+    sweep(sbatch_s_hooks);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -1109,6 +1501,9 @@ static const struct {
     S(the_task_id_is_an_error),
     S(every_item_is_an_error),
     S(the_error_is_negative),
+    S(the_error_is_small),
+    S(the_error_is_a_new_one),
+    S(the_node_is_to_fail),
     S(setenv_fails),
     S(unsetenv_fails),
     S(the_rank_is_no_number),
@@ -1117,6 +1512,9 @@ static const struct {
     S(the_worker_is_started_with_the_words_of_the_command),
     S(a_worker_that_cannot_be_started_is_a_refusal),
     S(hooks_out_of_order),
+    S(every_call_of_a_step_fails_once),
+    S(every_call_of_srun_fails_once),
+    S(every_call_of_sbatch_fails_once),
 };
 
 static int all(void)
@@ -1209,8 +1607,20 @@ int main(int argc, char **argv)
         return 1;
     }
     const char *type = dlsym(plugin, "plugin_type");
-    if (!type || strcmp(type, "spank") || !dlsym(plugin, "plugin_name") || !dlsym(plugin, "plugin_version")) {
+    const uint32_t *version = dlsym(plugin, "plugin_version");
+    if (!type || strcmp(type, "spank") || !dlsym(plugin, "plugin_name") || !version) {
         fprintf(stderr, "%s: not a SPANK plugin\n", argv[1]);
+        return 1;
+    }
+    if ((*version & GATE) != (VERSION_NUMBER & GATE)) {
+        fprintf(stderr, "plugin_load_from_file: Incompatible Slurm plugin %s version (%u.%02u.%u)\n", argv[1],
+                *version >> 16, *version >> 8 & 0xff, *version & 0xff);
+        return 3;
+    }
+    /* src/common/spank.c since 25.05 takes two values of this one, if it is there. */
+    const int *mode = dlsym(plugin, "slurm_spank_init_failure_mode");
+    if (mode && *mode != NODE_FAILURE && *mode != JOB_FAILURE) {
+        fprintf(stderr, "slurm_spank_init_failure_mode is %d\n", *mode);
         return 1;
     }
     if (strcmp(argv[2], "all") == 0)
