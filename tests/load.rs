@@ -243,7 +243,7 @@ library.palingenesis_free(text)
 /// `required`, so that a library that one of the programs cannot load stops it.
 #[test]
 fn every_program_of_slurm_loads_it() {
-    let library = common::readable_by_all(common::release_library());
+    let library = common::for_the_clusters(common::release_library());
     let line = format!("required {}", library.display());
     let Some(sandbox) = Sandbox::up("load", &["--plugstack", &line]) else {
         return;

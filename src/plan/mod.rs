@@ -21,6 +21,7 @@ pub mod netmatch;
 pub mod precedence;
 pub mod preflight;
 pub mod ranks;
+pub mod release;
 pub mod rendezvous;
 pub mod sockets;
 mod threads;

@@ -19,6 +19,7 @@ use super::kept::lock;
 use crate::act::environment::TaskEnvironment;
 use crate::act::launch::TaskCommand;
 use crate::facts::Environment;
+use crate::plan::release::Release;
 use crate::system::child;
 
 /// A SPANK call that did not work.
@@ -196,6 +197,20 @@ impl Handle {
             0 => Ok(value),
             code => Err(Self::refused("spank_get_item", name, code)),
         }
+    }
+
+    /// S_SLURM_VERSION_MAJOR and _MINOR: the release of the program that loaded us, in
+    /// every context.
+    pub fn release(self) -> Option<Release> {
+        let number = |name, item| {
+            let none: *const c_char = std::ptr::null();
+            // SAFETY: char **.
+            let text = unsafe { self.item(name, item, none) }.ok()?;
+            // SAFETY: null or a constant of Slurm's.
+            unsafe { owned(text) }?.parse().ok()
+        };
+        let year = number("S_SLURM_VERSION_MAJOR", ffi::S_SLURM_VERSION_MAJOR)?;
+        Some((year, number("S_SLURM_VERSION_MINOR", ffi::S_SLURM_VERSION_MINOR)?))
     }
 
     /// S_JOB_ID.

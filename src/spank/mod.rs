@@ -192,8 +192,8 @@ fn dispatch(hook: Hook, context: Context, handle: Handle, arguments: Arguments) 
     match (context, hook) {
         (Context::Local, Hook::Init) => srun::init(handle),
         (Context::Allocator | Context::Remote | Context::Slurmd, Hook::Init) => srun::register(handle),
-        (Context::Local, Hook::InitPostOpt) => srun::init_post_opt(arguments),
-        (Context::Allocator, Hook::InitPostOpt) => srun::allocator_init_post_opt(arguments),
+        (Context::Local, Hook::InitPostOpt) => srun::init_post_opt(handle, arguments),
+        (Context::Allocator, Hook::InitPostOpt) => srun::allocator_init_post_opt(handle, arguments),
         (Context::Local, Hook::LocalUserInit) => srun::local_user_init(handle),
         (Context::Remote, Hook::UserInit) => slurmstepd::user_init(handle, arguments),
         (Context::Remote, Hook::TaskInit) => task::task_init(handle),

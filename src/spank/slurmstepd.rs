@@ -12,13 +12,14 @@ use super::gate::Gate;
 use super::host::{Handle, SpankError};
 use super::kept::{self, lock};
 use super::srun::NONCE;
-use super::{Arguments, Failure, task};
+use super::{Arguments, Failure, srun, task};
 use crate::act::environment::TaskEnvironment;
 use crate::config::site::{self, Site, SiteError};
 use crate::config::{LogLevel, Plugstack};
 use crate::facts::container::Place;
 use crate::facts::straggler::Snapshot;
 use crate::facts::{Environment, NodeFacts};
+use crate::plan::release;
 use crate::system::{child, log};
 
 /// The longest line for the log, in characters.
@@ -101,6 +102,8 @@ pub fn user_init(mut handle: Handle, arguments: Arguments) -> Result<(), Failure
     if !open_gate(handle)? {
         return Ok(());
     }
+    let slurmstepd = format!("slurmstepd on {}", srun::own_name());
+    release::check(&slurmstepd, handle.release()).map_err(Failure::refused)?;
     let plugstack = Plugstack::parse(arguments.iter()).map_err(Failure::refused)?;
     let start = Instant::now();
     let before = Snapshot::read(&plugstack.root);

@@ -24,7 +24,7 @@ use crate::facts::{Environment, User, container, hostlist};
 use crate::plan::checks::{self, From, Phase, Subject, Value};
 use crate::plan::marks::Marks;
 use crate::plan::rendezvous::{check_given_host, given_host, given_port, unresolvable};
-use crate::plan::{Refusal, Severity, Shape, Warning, launch, worker};
+use crate::plan::{Refusal, Severity, Shape, Warning, launch, release, worker};
 use crate::report;
 use crate::system::clock;
 use crate::system::output::{stdin_is_terminal, to_stderr, to_stdout};
@@ -285,14 +285,25 @@ pub fn init(handle: Handle) -> Result<(), Failure> {
     register(handle)
 }
 
+/// Refuses, with the flag, in a Slurm that is too old: its loader has let us in.
+fn check_release(handle: Handle) -> Result<(), Failure> {
+    if !flag_given() {
+        return Ok(());
+    }
+    let words = words();
+    let program = words.first().and_then(|word| word.rsplit('/').next()).unwrap_or("srun");
+    release::check(program, handle.release()).map_err(Failure::refused)
+}
+
 /// srun: options are known, nothing is allocated. Called once per het component.
-pub fn init_post_opt(arguments: Arguments) -> Result<(), Failure> {
+pub fn init_post_opt(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     // The flag may come with a later component only.
     CALLS.fetch_add(1, Ordering::Relaxed);
     if nothing_to_do() {
         options_alone();
         return Ok(());
     }
+    check_release(handle)?;
     let environment = Environment::of_process();
     let site = site(arguments)?;
     let Some(given) = settings(&environment, site.as_ref())? else {
@@ -427,14 +438,15 @@ fn is_salloc_s_shell() -> bool {
 
 /// sbatch, salloc: the option's grammar is refused. All else only warns, since
 /// the script may still change its environment.
-pub fn allocator_init_post_opt(arguments: Arguments) -> Result<(), Failure> {
+pub fn allocator_init_post_opt(handle: Handle, arguments: Arguments) -> Result<(), Failure> {
     if nothing_to_do() {
         return Ok(());
     }
     let option = lock(&GIVEN).clone();
     let environment = Environment::of_process();
-    let outcome =
-        site(arguments).and_then(|site| Ok((foreseen(option.as_deref(), site.as_ref(), &environment)?, site)));
+    let outcome = check_release(handle)
+        .and_then(|()| site(arguments))
+        .and_then(|site| Ok((foreseen(option.as_deref(), site.as_ref(), &environment)?, site)));
     let (settings, site) = match outcome {
         Ok(outcome) => outcome,
         Err(failure) if option.is_some() => return Err(failure),
@@ -662,7 +674,8 @@ fn export_option(words: impl Iterator<Item = String>) -> Option<String> {
     None
 }
 
-fn own_name() -> String {
+/// This host's name.
+pub fn own_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_string()).unwrap_or_default()
 }
 

@@ -94,7 +94,7 @@ pub fn library() -> PathBuf {
 }
 
 /// The library as the clusters' Slurm loads it: this machine's has it as it is built.
-fn for_the_clusters(library: PathBuf) -> PathBuf {
+pub fn for_the_clusters(library: PathBuf) -> PathBuf {
     if slurm_root().is_none() {
         return readable_by_all(library);
     }
