@@ -1,5 +1,5 @@
 # Two commands for everybody: make demo, make test.
-.PHONY: all demo test soak bench docs
+.PHONY: all demo test soak matrix bench docs
 
 all:
 	cargo build --release --workspace
@@ -15,6 +15,11 @@ test:
 # What chance decides, many times; takes an hour or more.
 soak:
 	PALINGENESIS_SOAK=$${PALINGENESIS_SOAK:-20} scripts/test
+
+# The tests that start a cluster on every Slurm release that can be had here, and the
+# fake host of the others; prints a table.
+matrix:
+	scripts/matrix
 
 # Prints ratios; asserts nothing about time. One that cannot be had here (exit
 # code 77) says so and does not stop the next.

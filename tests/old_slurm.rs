@@ -109,7 +109,10 @@ fn with_the_flag_srun_sbatch_and_salloc_refuse_in_one_line() {
     // The variable may be meant for a job script on another cluster.
     let said = slurm.run("PALINGENESIS=fsdp sbatch -Q --wrap true").ok();
     assert_eq!(said.ours().len(), 1, "{said:#?}");
-    assert!(said.err.starts_with("palingenesis: warning: srun in this job will refuse: sbatch is of Slurm"), "{said:#?}");
+    assert!(
+        said.err.starts_with("palingenesis: warning: srun in this job will refuse: sbatch is of Slurm"),
+        "{said:#?}"
+    );
     slurm.run("srun --palingenesis=help | grep -q fsdp").ok();
 }
 

@@ -12,7 +12,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -403,9 +402,8 @@ fn the_limits_and_threads_are_those_that_the_task_will_have() {
 /// tests/container.rs built for the release.
 #[test]
 fn a_container_s_option_is_recognised_before_and_after_its_plugin() {
-    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-Urm", "true"];
-    if !Command::new("setpriv").args(nobody).output().is_ok_and(|output| output.status.success()) {
-        return println!("skipped: no user namespaces for users here");
+    if !common::user_namespaces() {
+        return;
     }
     for (suite, release) in RELEASES {
         let Some(plugin) = tree(suite).and_then(|tree| container_plugin(&tree.join("usr/include"))) else { continue };

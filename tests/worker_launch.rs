@@ -13,7 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use common::{Said, Sandbox, library, open_folder, program};
+use common::{Said, Sandbox, library, open_folder, program, slurm};
 
 /// Tells what a program can see of how it was started, in the manner of the
 /// worker: an argument that was handed over comes first and is removed. Its last
@@ -73,6 +73,8 @@ fn of_the_step(name: &str) -> bool {
     let ids = ["SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_TASK_PID", "TMPDIR"];
     ids.contains(&name)
         || name.contains("PORT")
+        // Not there in 22.05, there in 24.11.
+        || ["SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"].contains(&name)
         || ["PALINGENESIS_SET", "PALINGENESIS_SPEC", "PALINGENESIS_LAUNCH_ID"].contains(&name)
 }
 
@@ -209,7 +211,9 @@ fn show_says_which_program_is_started_and_why() {
     let Some(sandbox) = up("show", &format!("worker={}", worker.display())) else { return };
     let said = sandbox.run("srun -Q -n1 --palingenesis=worker,show train.toml arguments").ok();
     let row = said.err.lines().find(|line| line.contains("train.toml")).unwrap_or_else(|| panic!("{}", said.err));
-    for part in [worker.to_str().unwrap(), "profile worker", "worker= of plugstack.conf", "PALINGENESIS_WORKER_ARG"] {
+    // How a program comes before the command: spank.h of 23.11 and later has a function.
+    let how = if slurm() >= (23, 11) { "spank_prepend_task_argv" } else { "PALINGENESIS_WORKER_ARG" };
+    for part in [worker.to_str().unwrap(), "profile worker", "worker= of plugstack.conf", how] {
         assert!(row.contains(part), "{part}: {row}");
     }
     assert!(said.err.contains("worker shape, profile worker"), "{}", said.err);

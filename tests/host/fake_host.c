@@ -5,6 +5,8 @@
  *
  *   fake_host PLUGIN all          every scenario, each in a process of its own, and
  *                                 every call of a launch failing once in every way
+ *   fake_host PLUGIN scenarios    without the latter
+ *   fake_host PLUGIN load         whether the loader lets it in
  *   fake_host PLUGIN bare         a host without any SPANK function
  *
  * -DRELEASE=2411 makes it Slurm 24.11: the number by which the loader lets a plugin
@@ -28,6 +30,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -1149,6 +1152,43 @@ static void tasks_get_their_ranks(void)
     end_of_step();
 }
 
+#if RELEASE >= 2405
+static int run_contained(void *hook)
+{
+    call_with(hook, 2, gate_words);
+    return 0;
+}
+
+/* SlurmdParameters=contain_spank, since 24.05: these hooks run in a process of their
+   own that shares slurmstepd's memory (src/common/spank.c). */
+static void contained(char *hook)
+{
+    static char stack[1 << 20] __attribute__((aligned(64)));
+    int status;
+    pid_t pid = clone(run_contained, stack + sizeof stack, CLONE_VM | SIGCHLD, hook);
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0, "%s: status %#x", hook, status);
+}
+
+static void tasks_of_a_slurmstepd_that_contains_hooks(void)
+{
+    int codes[2];
+    char texts[2][8192];
+    stepd("default");
+    call("init");
+    remote_option(NULL);
+    call_with("init_post_opt", 2, gate_words);
+    contained("user_init");
+    both(codes, texts);
+    for (int i = 0; i < 2; i++)
+        CHECK(codes[i] == 0 && !*texts[i], "task %d: exit code %d, '%s'", i, codes[i], texts[i]);
+    for (int i = 0; i < 2; i++) {
+        task(i);
+        contained("task_exit");
+    }
+    call("exit");
+}
+#endif
+
 static void tasks_without_user_init(void)
 {
     int codes[2];
@@ -1487,6 +1527,9 @@ static const struct {
     S(a_bad_spec_refuses_before_anything_is_asked_for),
     S(an_option_that_slurm_did_not_take),
     S(tasks_get_their_ranks),
+#if RELEASE >= 2405
+    S(tasks_of_a_slurmstepd_that_contains_hooks),
+#endif
     S(tasks_without_user_init),
     S(argv_is_null),
     S(argv_is_an_error),
@@ -1512,15 +1555,16 @@ static const struct {
     S(the_worker_is_started_with_the_words_of_the_command),
     S(a_worker_that_cannot_be_started_is_a_refusal),
     S(hooks_out_of_order),
+    /* The last ones: see all(). */
     S(every_call_of_a_step_fails_once),
     S(every_call_of_srun_fails_once),
     S(every_call_of_sbatch_fails_once),
 };
 
-static int all(void)
+static int all(bool sweeps)
 {
     int failed = 0;
-    for (size_t i = 0; i < COUNT(SCENARIOS); i++) {
+    for (size_t i = 0; i < COUNT(SCENARIOS) - (sweeps ? 0 : 3); i++) {
         fflush(NULL);
         pid_t pid = fork();
         if (pid == 0) {
@@ -1595,7 +1639,7 @@ static void bench(const char *context, bool flag, int rounds)
 int main(int argc, char **argv)
 {
     if (argc < 3) {
-        fprintf(stderr, "usage: fake_host PLUGIN all|bare|bench CONTEXT unused|flag ROUNDS\n");
+        fprintf(stderr, "usage: fake_host PLUGIN all|scenarios|load|bare|bench CONTEXT unused|flag ROUNDS\n");
         return 2;
     }
     count_valid = !getenv("FAKE_HOST_NO_COUNT");
@@ -1623,8 +1667,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "slurm_spank_init_failure_mode is %d\n", *mode);
         return 1;
     }
-    if (strcmp(argv[2], "all") == 0)
-        return all();
+    if (strcmp(argv[2], "all") == 0 || strcmp(argv[2], "scenarios") == 0)
+        return all(strcmp(argv[2], "all") == 0);
+    if (strcmp(argv[2], "load") == 0)
+        return 0;
     if (strcmp(argv[2], "bare") == 0)
         return bare();
     if (strcmp(argv[2], "bench") == 0 && argc == 6) {
