@@ -12,7 +12,7 @@ mod slurm;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -48,12 +48,6 @@ enum Command {
     /// Prints which rank of a job failed first, from what its srun kept.
     #[command(after_help = report::ABOUT)]
     Report(report::Arguments),
-    /// Writes the manual pages and the completions of shells below a directory.
-    #[command(hide = true)]
-    Generate {
-        /// The directory.
-        folder: PathBuf,
-    },
 }
 
 fn main() -> ExitCode {
@@ -61,6 +55,10 @@ fn main() -> ExitCode {
     let word = |index: usize| words.get(index).and_then(|word| word.to_str()).unwrap_or_default();
     if word(1) == PROBE && words.len() == 3 {
         slurm::library::probe(word(2));
+    }
+    if word(1) == pages::WORD && words.len() == 3 {
+        let folder = Path::new(&words[2]);
+        return ended(generate(folder).with_context(|| format!("{}", folder.display())).map(|()| ExitCode::SUCCESS));
     }
     // Packages install the same program as palingenesis-enable too.
     if Path::new(word(0)).file_name().is_some_and(|name| name == enable::NAME) {
@@ -78,9 +76,6 @@ fn main() -> ExitCode {
         Command::Explain(arguments) => explain::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Report(arguments) => report::run(&arguments).map(|()| ExitCode::SUCCESS),
-        Command::Generate { folder } => {
-            generate(&folder).with_context(|| format!("{}", folder.display())).map(|()| ExitCode::SUCCESS)
-        }
     })
 }
 

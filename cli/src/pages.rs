@@ -11,6 +11,9 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
+/// `palingenesis generate DIR`. No subcommand: completions offer hidden ones too.
+pub const WORD: &str = "generate";
+
 /// A page about something that is no program.
 #[derive(Debug)]
 pub struct Page<'a> {

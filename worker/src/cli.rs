@@ -75,12 +75,6 @@ enum Command {
     },
     /// Prints all keys of a configuration with their defaults.
     Config,
-    /// Writes the manual pages and the completions of shells below a directory.
-    #[command(hide = true)]
-    Generate {
-        /// The directory.
-        folder: PathBuf,
-    },
 }
 
 /// A line for people and the code to end with.
@@ -101,6 +95,13 @@ pub fn run(arguments: Vec<OsString>, started: Instant) -> Result<String, Failed>
     if arguments.is_empty() {
         return place(&environment).map_err(|line| failed(train::EXIT_CONFIG, line));
     }
+    if let [word, folder] = &arguments[..]
+        && word == pages::WORD
+    {
+        let folder = Path::new(folder);
+        let text = |error| failed(train::EXIT_FAILED, format!("{}: {error}", folder.display()));
+        return generate(folder).map(|()| String::new()).map_err(text);
+    }
     let name = OsString::from("palingenesis-worker");
     let arguments = Arguments::parse_from(std::iter::once(name).chain(arguments));
     signals::ignore_file_limit();
@@ -117,9 +118,6 @@ pub fn run(arguments: Vec<OsString>, started: Instant) -> Result<String, Failed>
         }
         Some(Command::Recorder { files }) => recorder::merge(&files).map_err(|line| failed(train::EXIT_FAILED, line)),
         Some(Command::Config) => Ok(palingenesis_worker::config::describe()),
-        Some(Command::Generate { folder }) => generate(&folder)
-            .map(|()| String::new())
-            .map_err(|error| failed(train::EXIT_FAILED, format!("{}: {error}", folder.display()))),
         None => train(&environment, &arguments.config.unwrap_or_default(), &arguments.overrides, started),
     }
 }
