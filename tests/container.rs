@@ -441,7 +441,8 @@ fn the_worker_is_looked_for_inside_the_container() {
     let folder = cluster.0.dir().join("home/worker");
     fs::create_dir(&folder).unwrap();
     let worker = folder.join("palingenesis-worker");
-    fs::write(&worker, "#!/bin/sh\necho \"$PALINGENESIS_WORKER_ARG $RANK $*\"\n").unwrap();
+    // The command's first word comes in the variable up to 23.02, and with the others since.
+    fs::write(&worker, "#!/bin/sh\necho $RANK $PALINGENESIS_WORKER_ARG $*\n").unwrap();
     fs::set_permissions(&worker, PermissionsExt::from_mode(0o755)).unwrap();
     let worker = worker.display().to_string();
     let theirs = format!("required {}", plugin().unwrap().display());
@@ -454,7 +455,7 @@ fn the_worker_is_looked_for_inside_the_container() {
     };
     let without = format!("{}\n{}\n", folder.display(), target().display());
     let (with, without) = (cluster.image("", &[]), cluster.image("PATH=/usr/bin:/bin\n", &[("hide", &without)]));
-    let everywhere = "train.toml 0 a\ntrain.toml 1 a\ntrain.toml 2 a\ntrain.toml 3 a\n";
+    let everywhere = "0 train.toml a\n1 train.toml a\n2 train.toml a\n3 train.toml a\n";
     let said = run(&with);
     assert_eq!((said.out.as_str(), said.ours().len()), (everywhere, 0), "{said:?}");
 

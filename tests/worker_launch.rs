@@ -73,8 +73,8 @@ fn of_the_step(name: &str) -> bool {
     let ids = ["SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_TASK_PID", "TMPDIR"];
     ids.contains(&name)
         || name.contains("PORT")
-        // Not there in 22.05, there in 24.11.
-        || ["SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"].contains(&name)
+        // Of 24.11, and of 26.05.
+        || ["SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME", "SLURM_JOB_SLUID"].contains(&name)
         || ["PALINGENESIS_SET", "PALINGENESIS_SPEC", "PALINGENESIS_LAUNCH_ID"].contains(&name)
 }
 
