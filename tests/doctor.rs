@@ -10,7 +10,7 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use common::{Said, Sandbox, library, program};
@@ -262,7 +262,7 @@ fn what_lies_in_an_included_directory_and_the_order_with_pyxis() {
     fs::remove_file(folder.join("zz-palingenesis.conf")).unwrap();
 
     // pyxis comes first, by the names of files.
-    let Some(container) = common::container_plugin(Path::new("/usr/include")) else { return };
+    let Some(container) = common::container_plugin(&common::slurm_headers()) else { return };
     let pyxis = container.with_file_name("spank_pyxis.so");
     assert!(Command::new("cp").arg(&container).arg(&pyxis).status().unwrap().success());
     put("pyxis.conf", &format!("required {}\n", pyxis.display()), 0o644);

@@ -267,7 +267,7 @@ fn what_would_not_load_or_stand_right_is_refused_with_the_cure() {
     assert_eq!(install.enable("--nonsense").code, 2);
 
     // pyxis after it: by a name that sorts later, or a line below the include.
-    let Some(container) = common::container_plugin(Path::new("/usr/include")) else { return };
+    let Some(container) = common::container_plugin(&common::slurm_headers()) else { return };
     let pyxis = install.prefix.join("spank_pyxis.so");
     assert!(Command::new("cp").arg(&container).arg(&pyxis).status().unwrap().success());
     let conf = |name: &str| install.sandbox.dir().join("etc/slurm/plugstack.conf.d").join(name);

@@ -46,7 +46,8 @@ pub fn slurm() -> Release {
         let text = match slurm_root() {
             // "trixie, slurm-wlm 24.11.5", by make-root.
             Some(root) => fs::read_to_string(root.join(".slurm-sandbox-root")).expect("make-root made the tree"),
-            None => match Command::new("srun").arg("--version").output() {
+            // srun wants a slurm.conf even for that.
+            None => match Command::new("slurmd").arg("-V").output() {
                 Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
                 // No cluster is to be had: the tests will say so.
                 Err(_) => "22.05".into(),
