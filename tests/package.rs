@@ -468,7 +468,7 @@ fn a_debian_package_lives_from_install_to_purge_without_a_job_noticing() {
     // A job that goes on through all that follows, and others that start.
     sandbox
         .run(
-            "cd; srun -Q -N2 -n2 --palingenesis bash -c 'until [ -e finish ]; do sleep 0.1; done; echo $RANK' \
+            "cd; srun -Q -K -N2 -n2 --palingenesis bash -c 'until [ -e finish ]; do sleep 0.1; done; echo $RANK' \
                  >long.out 2>long.err </dev/null & sleep 1",
         )
         .ok();
@@ -646,11 +646,19 @@ fn completions_and_manual_pages_are_of_the_programs() {
         ("palingenesis-enable", "--remove"),
     ] {
         let dash = if words.starts_with('-') { "-" } else { "" };
-        let function = format!("_{program}");
-        let bash = format!(
-            ". bash-completion/completions/{program}; COMP_WORDS=({program} {dash}); COMP_CWORD=1; \
-             {function} {program} '{dash}' {program}; echo \"${{COMPREPLY[*]}}\""
-        );
+        let function = format!("_{}", program.replace('-', "__"));
+        let bash = |words: &str, last: &str, before: &str, index: u32| {
+            format!(
+                ". bash-completion/completions/{program}; COMP_WORDS=({words}); COMP_CWORD={index}; \
+                 {function} {program} '{last}' {before}; echo \"${{COMPREPLY[*]}}\""
+            )
+        };
+        if !words.starts_with('-') {
+            let first = words.split(' ').next().unwrap();
+            let said = shell("bash", &bash(&format!("{program} {first} --"), "--", first, 2)).unwrap_or_default();
+            assert!(said.contains("--help"), "bash offers no option of {program} {first}: {said:?}");
+        }
+        let bash = bash(&format!("{program} '{dash}'"), dash, program, 1);
         let fish = format!("source fish/vendor_completions.d/{program}.fish; complete -C '{program} {dash}'");
         for (name, said) in [("bash", shell("bash", &bash)), ("fish", shell("fish", &fish))] {
             for word in words.split(' ') {

@@ -41,7 +41,14 @@ pub fn program(command: Command, section: &str, see: &str, folder: &Path) -> io:
     fs::create_dir_all(&shells)?;
     let name = command.get_name().to_string();
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut command.clone(), &name, &shells)?;
+        let file = clap_complete::generate_to(shell, &mut command.clone(), &name, &shells)?;
+        if shell == Shell::Bash {
+            // clap_complete 4.6 takes a dash in the program's name for a subcommand there, and
+            // then looks for what it never sets.
+            let (wrong, right) = (name.replace('-', "__subcmd__"), name.replace('-', "__"));
+            let text = fs::read_to_string(&file)?.replace(&format!("{wrong}__subcmd__"), &format!("{right}__subcmd__"));
+            fs::write(&file, text)?;
+        }
     }
     // Of `help` there is no page.
     let mut command = command.disable_help_subcommand(true);
