@@ -17,10 +17,10 @@
  *                                 one context's hooks, for callgrind
  *
  * Exit code 0: all laws held; 3: the loader did not let the plugin in. What spank_*
- * return is taken from slurm/spank.h and src/common/spank.c of Slurm 22.05; what
- * differs by release, from those of the tags slurm-21-08 to slurm-26-05 and from
- * CHANGELOG/ there. What this cannot show: Slurm's own threads, users and cgroups;
- * the tests with a real cluster do.
+ * return is taken from slurm/spank.h and src/common/spank.c of Slurm 22.05. What
+ * differs by release is as measured on 22.05, 24.11 and 26.05 and, between those, as
+ * docs/design.md ("Slurm's releases") says it changed. What this cannot show: Slurm's
+ * own threads, users and cgroups; the tests with a real cluster do.
  *
  * FAKE_HOST_NO_COUNT=1: allocations are not counted (valgrind and sanitizers replace
  * malloc).
