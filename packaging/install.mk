@@ -20,6 +20,7 @@ INSTALL ?= install
 WORKER_ARGUMENT = $(if $(filter /usr /usr/local,$(PREFIX)),, worker=$(PREFIX)/bin/palingenesis-worker)
 # As README.md links to them.
 DOCUMENTS = docs etc/examples examples
+DOCUMENTED = etc/palingenesis.toml etc/worker.toml
 BUILT = $(or $(CARGO_TARGET_DIR),target)/release
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PAGES = $(DESTDIR)$(PREFIX)/share/palingenesis/.generated
@@ -71,6 +72,9 @@ install-common:
 		$(INSTALL) -d $(DESTDIR)$(DOCDIR)/$$folder && \
 		$(INSTALL) -m 0644 $$folder/*.* $(DESTDIR)$(DOCDIR)/$$folder || exit; \
 	done
+	$(INSTALL) -m 0644 $(DOCUMENTED) $(DESTDIR)$(DOCDIR)/etc
+	packaging/third-party >$(DESTDIR)$(DOCDIR)/THIRD-PARTY
+	chmod 0644 $(DESTDIR)$(DOCDIR)/THIRD-PARTY
 
 # The library under the name that -lpalingenesis and ctypes look for: the plugin's own
 # file, or one by itself, for hosts that have no plugin.
@@ -85,10 +89,15 @@ install-development:
 		>$(DESTDIR)$(LIBDIR)/pkgconfig/palingenesis.pc
 	chmod 0644 $(DESTDIR)$(LIBDIR)/pkgconfig/palingenesis.pc
 
-# As install, without the symbols that only debuggers read.
-install-strip: install
-	strip --strip-unneeded $(DESTDIR)$(LIBDIR)/palingenesis/spank_palingenesis.so \
-		$(DESTDIR)$(PREFIX)/bin/palingenesis $(DESTDIR)$(PREFIX)/bin/palingenesis-worker
+# As install, without the symbols that only debuggers read: of copies, for strip writes
+# into the file, which may be loaded.
+install-strip:
+	$(if $(NO_BUILD),,cargo build --release --workspace)
+	$(INSTALL) -d $(BUILT)/stripped
+	for file in libpalingenesis.so palingenesis palingenesis-worker; do \
+		strip --strip-unneeded -o $(BUILT)/stripped/$$file $(BUILT)/$$file || exit; \
+	done
+	$(MAKE) --no-print-directory install NO_BUILD=1 BUILT=$(BUILT)/stripped
 
 # The line before the file: plugstack.conf finds nothing to load, not a gap.
 uninstall:
@@ -97,7 +106,8 @@ uninstall:
 	rm -f $(DESTDIR)$(LIBDIR)/libpalingenesis.so $(DESTDIR)$(LIBDIR)/libpalingenesis.so.0 \
 		$(DESTDIR)$(LIBDIR)/palingenesis/spank_palingenesis.so $(DESTDIR)$(LIBDIR)/pkgconfig/palingenesis.pc $(DESTDIR)$(PREFIX)/include/palingenesis.h \
 		$(DESTDIR)$(PREFIX)/bin/palingenesis $(DESTDIR)$(PREFIX)/bin/palingenesis-worker \
-		$(DESTDIR)$(PREFIX)/sbin/palingenesis-enable $(DESTDIR)$(DOCDIR)/LICENSE $(DESTDIR)$(DOCDIR)/README.md
+		$(DESTDIR)$(PREFIX)/sbin/palingenesis-enable $(DESTDIR)$(DOCDIR)/LICENSE $(DESTDIR)$(DOCDIR)/README.md \
+		$(DESTDIR)$(DOCDIR)/THIRD-PARTY
 	for name in palingenesis palingenesis-worker palingenesis-enable; do \
 		rm -f $(DESTDIR)$(PREFIX)/share/man/man*/$$name.[1-8] $(DESTDIR)$(PREFIX)/share/man/man*/$$name[-.]*.[1-8] \
 			$(DESTDIR)$(PREFIX)/share/bash-completion/completions/$$name $(DESTDIR)$(ZSHDIR)/_$$name \
@@ -106,13 +116,15 @@ uninstall:
 	for folder in $(DOCUMENTS); do \
 		for file in $$folder/*.*; do rm -f "$(DESTDIR)$(DOCDIR)/$$file"; done; \
 	done
+	for file in $(DOCUMENTED); do rm -f "$(DESTDIR)$(DOCDIR)/$$file"; done
 	-cd $(DESTDIR)$(DOCDIR) && rmdir $(DOCUMENTS) etc
 	-rmdir $(DESTDIR)$(LIBDIR)/palingenesis $(DESTDIR)$(PREFIX)/share/palingenesis $(DESTDIR)$(DOCDIR)
 
 packages: deb rpm
 
+# SLURM only as it was given to make: in the environment it often is Slurm's directory.
 deb:
-	packaging/build-packages deb $(SLURM)
+	packaging/build-packages deb $(if $(filter command,$(firstword $(origin SLURM))),$(SLURM))
 
 rpm:
-	packaging/build-packages rpm $(SLURM)
+	packaging/build-packages rpm $(if $(filter command,$(firstword $(origin SLURM))),$(SLURM))

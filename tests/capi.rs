@@ -96,14 +96,7 @@ fn c_program() -> &'static Path {
     static PROGRAM_PATH: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM_PATH.get_or_init(|| {
         let library = common::library();
-        let at = folder().join("linked");
-        fs::create_dir_all(&at).expect("target is writable");
-        // As installed: the name that -l looks for, and the one that programs ask for.
-        for name in ["libpalingenesis.so", "libpalingenesis.so.0"] {
-            let _ = fs::remove_file(at.join(name));
-            std::os::unix::fs::symlink(&library, at.join(name)).expect("target is writable");
-        }
-        let at = at.to_str().expect("UTF-8").to_string();
+        let at = common::link_folder(&library).to_str().expect("UTF-8").to_string();
         let (source, program) = (folder().join("layout.c"), folder().join("layout"));
         fs::write(&source, PROGRAM).expect("target is writable");
         let status = Command::new("gcc")

@@ -9,7 +9,7 @@ mod common;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{Sandbox, library, open_folder, readable_by_all, root};
+use common::{Sandbox, library, link_folder, open_folder, readable_by_all, root};
 
 fn cluster(name: &str) -> Option<Sandbox> {
     let plugstack = format!("required {}", library().display());
@@ -20,13 +20,14 @@ fn cluster(name: &str) -> Option<Sandbox> {
 fn example() -> (PathBuf, PathBuf) {
     let library = readable_by_all(library());
     let program = open_folder().join("capi-exchange");
+    let at = link_folder(&library).display().to_string();
     let status = Command::new("gcc")
         .args(["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I"])
         .arg(root().join("include"))
         .arg("-o")
         .arg(&program)
         .arg(root().join("examples/exchange.c"))
-        .arg(&library)
+        .args(["-L", &at, "-lpalingenesis", &format!("-Wl,-rpath,{at}")])
         .status()
         .expect("gcc is there");
     assert!(status.success());

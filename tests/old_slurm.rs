@@ -2,9 +2,8 @@
 //! Its loader takes SPANK plugins of every release, so that the plugin itself refuses,
 //! and only where it was asked for something.
 //!
-//! The library is the one that packages hold, linked against an old glibc, as
-//! PALINGENESIS_SYSROOT (the same tree) makes it; without that none loads there, and
-//! the tests say so. What they cannot show: an old slurmd under a newer slurmctld.
+//! The library is the one that packages hold, linked against an old glibc (the same
+//! tree's); none other loads there. What they cannot show: an old slurmd under a newer slurmctld.
 
 mod common;
 
@@ -36,8 +35,8 @@ fn up(name: &str, options: &[&str]) -> Option<(Sandbox, PathBuf)> {
         println!("skipped: no Slurm 20.11 at {}; scripts/make-roots makes it", tree.display());
         return None;
     }
-    if std::env::var_os("PALINGENESIS_SYSROOT").is_none_or(|root| root.is_empty()) {
-        println!("skipped: set PALINGENESIS_SYSROOT={}: other libraries do not load there", tree.display());
+    if common::sysroot().is_none() {
+        println!("skipped: no old glibc to link with, and other libraries do not load there");
         return None;
     }
     let library = release_library();

@@ -138,7 +138,9 @@ fn linked(folder: &str) -> BTreeMap<String, String> {
         }
     }
     assert!(found.keys().any(|name| name.ends_with("docs/admin.md")));
-    found.insert(format!("{folder}/README.md"), "0644".to_string());
+    for file in ["README.md", "etc/palingenesis.toml", "etc/worker.toml"] {
+        found.insert(format!("{folder}/{file}"), "0644".to_string());
+    }
     found
 }
 
@@ -161,7 +163,9 @@ fn make_install_puts_these_files_and_no_other() {
         development("usr/lib64", &format!("-> {PLUGIN}")),
         linked("usr/share/doc/palingenesis"),
     ]);
-    expected.insert("usr/share/doc/palingenesis/LICENSE".into(), "0644".into());
+    for file in ["LICENSE", "THIRD-PARTY"] {
+        expected.insert(format!("usr/share/doc/palingenesis/{file}"), "0644".into());
+    }
     // Twice: an upgrade leaves nothing beside its files either.
     for _ in 0..2 {
         make(&[&["install"], &arguments[..]].concat());
@@ -292,7 +296,7 @@ fn the_debian_packages_hold_their_part_and_say_what_they_go_with() {
     let Some(packages) = Packages::of("deb") else { return };
     let library = format!("usr/lib/{}", output_of("dpkg-architecture", &["-qDEB_HOST_MULTIARCH"]).trim());
     let documents = |name: &str| -> BTreeMap<String, String> {
-        ["doc/NAME/copyright", "doc/NAME/changelog.Debian.gz", "lintian/overrides/NAME"]
+        ["doc/NAME/copyright", "doc/NAME/changelog.Debian.gz", "doc/NAME/THIRD-PARTY.gz", "lintian/overrides/NAME"]
             .map(|file| (format!("usr/share/{}", file.replace("NAME", name)), "0644".to_string()))
             .into()
     };

@@ -253,6 +253,21 @@ fn a_broken_file_refuses_with_the_flag_and_touches_no_other_job() {
     let said = sandbox.run("PALINGENESIS= sbatch -N1 -o /dev/null --wrap true").ok();
     assert!(said.out.contains("Submitted") && said.ours().len() == 1, "{said:?}");
     assert!(said.err.contains("warning: srun in this job will refuse: site file "), "{said:?}");
+    // As the kubelet mounts a ConfigMap: the directory is everybody's by its mode, and
+    // nobody's by its mount.
+    let loose = sandbox.dir().join("home/configmap");
+    let mount = format!(
+        "umask 022; mkdir -p D; : >D/x; chmod 777 D; rm -rf F; ln -s D/x F; [ -z \"$RO\" ] || \
+         {{ mount --bind D D && mount -o remount,bind,ro D; }}"
+    );
+    let mount = mount.replace('D', &loose.display().to_string()).replace('F', &file);
+    for (read_only, code) in [("", REFUSED), ("1", 0)] {
+        sandbox.run_root(&format!("RO={read_only}; {}", mount)).ok();
+        let said = sandbox.run("srun -Q -N2 -n2 --palingenesis true");
+        assert_eq!(said.code, code, "{said:?}");
+        assert!(code == 0 || said.err.contains("they may write to the directory"), "{said:?}");
+    }
+    sandbox.run_root(&format!("umount {}", loose.display())).ok();
     // An empty one says nothing, and neither does one that links to a good one.
     for make in [": >F", "echo '# nothing' >F.real; ln -s F.real F"] {
         sandbox.run_root(&format!("umask 022; rm -rf F; {make}").replace('F', &file)).ok();

@@ -128,12 +128,14 @@ pub fn started(node: &Node, step: &Step) {
 /// resolved, opened or parsed: a record is made of numbers, and of texts that our tasks
 /// left in the gate, by length and with control characters taken out. What reads files
 /// and connects is the child, as the user.
-pub fn ended(handle: Handle, node: &Node, task: u32) -> Result<(), Failure> {
+///
+/// `stopped`: the start had been given up before this task ended.
+pub fn ended(handle: Handle, node: &Node, task: u32, stopped: bool) -> Result<(), Failure> {
     let status = handle.exit_status()?;
     let (Some(gate), Some(reporter)) = (&node.gate, &node.exits) else { return Ok(()) };
     let register = gate.register();
     let entry = register.of(task);
-    let Some(kind) = exits::ended(status, entry.is_some_and(Entry::started), gate.is_closed()) else { return Ok(()) };
+    let Some(kind) = exits::ended(status, entry.is_some_and(Entry::started), stopped) else { return Ok(()) };
     // A second line of plugstack.conf calls us again.
     if entry.is_some_and(|entry| !entry.told_first()) {
         return Ok(());

@@ -170,10 +170,12 @@ pub fn task_exit(handle: Handle) -> Result<(), Failure> {
     let task = handle.task_id()?;
     with_node(|node| {
         let Some(node) = node else { return Ok(()) };
+        // Before the others are woken: the first one closes the gate.
+        let stopped = node.gate.as_ref().is_some_and(Gate::is_closed);
         if let Some(gate) = &node.gate {
             gate.gone(task);
         }
-        exits::ended(handle, node, task)
+        exits::ended(handle, node, task, stopped)
     })
 }
 

@@ -102,6 +102,20 @@ pub fn for_the_clusters(library: PathBuf) -> PathBuf {
     readable_by_all(stamped(&library, &slurm_name()))
 }
 
+/// A folder with the library under the names that -l looks for and that programs then ask
+/// for, where the cluster's user can load it.
+pub fn link_folder(library: &Path) -> PathBuf {
+    let folder = open_folder().join("linked");
+    fs::create_dir_all(&folder).expect("it is ours");
+    for name in ["libpalingenesis.so", "libpalingenesis.so.0"] {
+        let new = folder.join(format!("{name}.{}", std::process::id()));
+        let _ = fs::remove_file(&new);
+        std::os::unix::fs::symlink(library, &new).expect("it is ours");
+        fs::rename(&new, folder.join(name)).expect("it is the same folder");
+    }
+    folder
+}
+
 /// A program of the workspace (`palingenesis`, `palingenesis-worker`).
 pub fn program(name: &str) -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
@@ -280,7 +294,8 @@ fn target_root() -> PathBuf {
 }
 
 fn cargo(arguments: &[&str], target: &Path) {
-    let sysroot = sysroot().map(|root| ("PALINGENESIS_SYSROOT", root));
+    // For release builds only: to the others it is nothing, but for cargo another build.
+    let sysroot = sysroot().filter(|_| arguments.contains(&"--release")).map(|root| ("PALINGENESIS_SYSROOT", root));
     let status = Command::new(env!("CARGO"))
         .args(arguments)
         .envs(sysroot)

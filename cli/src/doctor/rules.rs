@@ -588,10 +588,10 @@ fn slurmstepd(host: &Host, wrong: &[&str]) -> Check {
     let source = format!("each step reads the plugstack.conf of slurmd ({}) as it starts", daemon.pid);
     if let Some(own) = own {
         let text = format!(
-            "slurmd has a slurm.conf of its own, {own}: whether its steps load it is told by SLURM_CONF={own} \
-            palingenesis doctor"
+            "slurmd has a slurm.conf of its own, {own}, and what its steps load is not known from that of commands"
         );
-        return check("slurmstepd", Verdict::Note, text, source);
+        return check("slurmstepd", Verdict::Warning, text, source)
+            .cure(format!("let both read the same, or look by SLURM_CONF={own} palingenesis doctor"));
     }
     if !wrong.is_empty() {
         let text = format!("steps do not load it, or it is not known: see {}", wrong.join(", "));
@@ -721,6 +721,11 @@ fn driver(facts: &Facts) -> Check {
             );
             check("driver", Verdict::Warning, text, source)
                 .cure("install the driver's user-space libraries (libcuda1, nvidia-driver-cuda-libs)")
+        }
+        // cuda-compat's is meant to be another (CUDA Compatibility, "Forward Compatibility").
+        (Some(driver), Some(found)) if found.path.contains("/compat/") => {
+            let text = format!("NVIDIA {driver}, and {} of the CUDA compatibility package before it", found.path);
+            check("driver", Verdict::Note, text, source)
         }
         (Some(driver), Some(found)) if of_library.is_some_and(|version| version != driver) => {
             let text = format!(

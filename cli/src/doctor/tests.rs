@@ -389,10 +389,10 @@ fn who_loads_it_and_how_that_is_known() {
         facts.host.daemons[0].loaded = None;
         facts.host.daemons[0].started = Some(SystemTime::UNIX_EPOCH);
     });
-    holds(("slurmstepd", Verdict::Note, 0, &["SLURM_CONF=/srv/slurm.conf palingenesis doctor"]), |facts| {
+    holds(("slurmstepd", Verdict::Warning, 1, &["SLURM_CONF=/srv/slurm.conf palingenesis doctor"]), |facts| {
         facts.host.daemons[0].conf = Some("/srv/slurm.conf".into());
     });
-    holds(("slurmstepd", Verdict::Note, 0, &["SLURM_CONF=/run/slurm/conf/slurm.conf"]), |facts| {
+    holds(("slurmstepd", Verdict::Warning, 1, &["SLURM_CONF=/run/slurm/conf/slurm.conf"]), |facts| {
         facts.host.daemons[0].configless = true;
     });
     holds(("slurmstepd", Verdict::Note, 0, &["a login host"]), |facts| facts.host.daemons.clear());

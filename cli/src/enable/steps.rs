@@ -139,6 +139,14 @@ pub fn enable(seen: &Seen) -> Step {
     if host.conf.configless {
         return refuse(configless(ours, "not enabled", "write this as the last line of"));
     }
+    if let Some((pid, own)) = elsewhere(host) {
+        let file = host.conf.file.as_deref().unwrap_or("none");
+        return refuse(format!(
+            "not enabled: slurmd ({pid}) has its configuration from {own}, and commands here from {file}, so that \
+             steps would not load what commands do; let both read the same, or name slurmd's: \
+             SLURM_CONF=/path/slurm.conf palingenesis-enable"
+        ));
+    }
     if let Some(fault) = fault(stack) {
         return refuse(format!("not enabled: {fault}, and every srun stops at it; correct that first"));
     }
@@ -183,6 +191,15 @@ pub fn enable(seen: &Seen) -> Step {
              copy that you then rename over it: include {fragment}",
             stack.file
         ))
+    })
+}
+
+/// A slurmd whose configuration is another than that of commands.
+fn elsewhere(host: &Host) -> Option<(u32, String)> {
+    host.daemons.iter().find_map(|daemon| {
+        let sent = daemon.configless.then(|| "slurmctld".to_string());
+        let own = daemon.conf.clone().filter(|own| host.conf.file.as_ref() != Some(own)).or(sent)?;
+        Some((daemon.pid, own))
     })
 }
 
@@ -404,6 +421,25 @@ mod tests {
         // Whose names are others'.
         bare.host.stack.as_mut().unwrap().includes[0].pattern = format!("{FOLDER}/site-*.conf");
         refused(&bare, &["includes no directory", &format!("include {FRAGMENT}")]);
+    }
+
+    #[test]
+    fn not_where_slurmd_reads_something_else() {
+        let mut seen = seen();
+        let daemon = |conf: Option<&str>, configless| crate::slurm::daemon::Daemon {
+            pid: 812,
+            conf: conf.map(String::from),
+            configless,
+            ..Default::default()
+        };
+        for own in [None, Some("/etc/slurm/slurm.conf")] {
+            seen.host.daemons = vec![daemon(own, false)];
+            assert!(matches!(enable(&seen), Step::Link { .. }), "{:?}", enable(&seen));
+        }
+        seen.host.daemons = vec![daemon(Some("/srv/slurm.conf"), false)];
+        refused(&seen, &["slurmd (812)", "/srv/slurm.conf", "/etc/slurm/slurm.conf", "SLURM_CONF="]);
+        seen.host.daemons = vec![daemon(None, true)];
+        refused(&seen, &["slurmd (812)", "from slurmctld"]);
     }
 
     #[test]

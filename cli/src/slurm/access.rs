@@ -47,8 +47,13 @@ pub fn of(tree: &Tree, path: &str) -> Access {
         let Ok(data) = std::fs::metadata(&folder) else { continue };
         let mode = data.mode() & 0o7777;
         closed.extend(close(&data, 0o1, format!("{shown} has mode {mode:04o}"), format!("chmod a+x {shown}")));
-        if mode & 0o1002 == 0o0002 {
+        // Who may write there may put another file in its place; not where the sticky bit
+        // keeps them from what is root's.
+        let group = mode & 0o020 != 0 && data.gid() != 0;
+        if mode & 0o1000 == 0 && (mode & 0o002 != 0 || group) {
             access.loose = Some(format!("{shown} has mode {mode:04o}"));
+        } else if data.uid() >= PEOPLE {
+            access.loose = Some(format!("{shown} belongs to user {}", data.uid()));
         }
     }
     let cure = if data.is_dir() { format!("chmod a+rx {path}") } else { format!("chmod a+r {path}") };
@@ -101,6 +106,9 @@ mod tests {
         mode("usr/share/p.conf", 0o644);
         symlink("/usr/share/p.conf", root.join("etc/d/p.conf")).unwrap();
         let tree = Tree::new(&root.canonicalize().unwrap());
+        // Of another group than root's, in which this process is or which it may give.
+        let own = fs::metadata(&root).unwrap();
+        let groups = if own.uid() == 0 { PEOPLE } else { own.gid() };
         let why = |path: &str| of(&tree, path).closed.map(|closed| closed.why);
         assert_eq!((why("/etc/d/p.conf"), why("/etc/d"), why("/none")), (None, None, None));
         mode("usr/share", 0o700);
@@ -119,9 +127,17 @@ mod tests {
             of(&tree, "/etc/d/p.conf").loose.as_deref().map(|why| why.starts_with("/usr/share has")),
             Some(true)
         );
+        mode("usr/share", 0o775);
+        std::os::unix::fs::chown(root.join("usr/share"), None, Some(groups)).unwrap();
+        assert!(of(&tree, "/etc/d/p.conf").loose.is_some_and(|why| why.starts_with("/usr/share has mode 0775")));
         mode("usr/share", 0o1777);
-        let own = fs::metadata(&root).unwrap().uid() >= PEOPLE;
-        assert_eq!(of(&tree, "/etc/d/p.conf").loose.is_some(), own);
+        assert_eq!(of(&tree, "/etc/d/p.conf").loose.is_some(), own.uid() >= PEOPLE);
+        if own.uid() == 0 {
+            mode("usr/share", 0o755);
+            std::os::unix::fs::chown(root.join("usr/share"), Some(PEOPLE), None).unwrap();
+            let why = of(&tree, "/etc/d/p.conf").loose;
+            assert_eq!(why.as_deref(), Some("/usr/share belongs to user 1000"));
+        }
         fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -1,5 +1,5 @@
-//! The slurmd that run on this host, as /proc has them. What only root sees stays
-//! unknown to others.
+//! The slurmd that run on this host, as /proc has them: root's only, for what they say of
+//! themselves is believed. What only root sees stays unknown to others.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -41,7 +41,14 @@ pub fn running(tree: &Tree) -> Vec<Daemon> {
         let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
         pids.is_none_or(|pids| pids.split_whitespace().count() < 2)
     };
-    let pids: Vec<u32> = pids.into_iter().filter(is_slurmd).filter(is_here).collect();
+    // A user may call a program of theirs slurmd. All four ids are root's: the owner of
+    // /proc/PID is root for a user's process too where that is not dumpable (proc(5)).
+    let is_root_s = |pid: &u32| {
+        let status = tree.attribute(&format!("/proc/{pid}/status")).unwrap_or_default();
+        let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+        ids.is_some_and(|ids| ids.split_whitespace().count() == 4 && ids.split_whitespace().all(|id| id == "0"))
+    };
+    let pids: Vec<u32> = pids.into_iter().filter(is_slurmd).filter(is_root_s).filter(is_here).collect();
     let boot = boot_time(tree);
     let all = pids.iter().filter_map(|pid| {
         let stat = tree.attribute(&format!("/proc/{pid}/stat")).ok()?;
@@ -131,8 +138,16 @@ mod tests {
         // In a container of this host.
         write("proc/950/comm", "slurmd\n");
         write("proc/950/stat", &format!("950 (slurmd) S 1 {}5000 0\n", "0 ".repeat(17)));
-        write("proc/950/status", "Name:\tslurmd\nNSpid:\t950\t7\n");
-        write("proc/812/status", "Name:\tslurmd\nNSpid:\t812\n");
+        write("proc/950/status", "Name:\tslurmd\nUid:\t0\t0\t0\t0\nNSpid:\t950\t7\n");
+        write("proc/812/status", "Name:\tslurmd\nUid:\t0\t0\t0\t0\nNSpid:\t812\n");
+        write("proc/900/status", "Name:\tslurmd\nUid:\t0\t0\t0\t0\nNSpid:\t900\n");
+        // A user's, and a user's setuid program under that name.
+        for (pid, ids) in [(700, "1000\t1000\t1000\t1000"), (701, "1000\t0\t0\t0")] {
+            write(&format!("proc/{pid}/comm"), "slurmd\n");
+            write(&format!("proc/{pid}/stat"), &format!("{pid} (slurmd) S 1 {}5000 0\n", "0 ".repeat(17)));
+            write(&format!("proc/{pid}/status"), &format!("Name:\tslurmd\nUid:\t{ids}\nNSpid:\t{pid}\n"));
+            write(&format!("proc/{pid}/cmdline"), "slurmd\0-f\0/tmp/slurm.conf\0");
+        }
         write("proc/812/cmdline", "slurmd\0-D\0-f\0/srv/slurm.conf\0");
         write("proc/812/environ", "PATH=/bin\0");
         write("proc/812/maps", "7f00-7f01 r-xp 0 08:01 5   /usr/lib/palingenesis/spank_palingenesis.so\n");

@@ -129,6 +129,8 @@ pub fn probe(file: &str) -> ! {
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         become_nobody();
+        // SAFETY: takes nothing. Without a terminal of its own there is none to type into.
+        unsafe { libc::setsid() };
         // SAFETY: takes numbers only.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         // As Slurm does (plugin_load_from_file).

@@ -49,7 +49,10 @@ impl Host {
     pub fn read(tree: &Tree, named: Option<Release>) -> Host {
         let daemons = daemon::running(tree);
         let (commands, slurmd) = if tree.is_machine() {
-            (release::commands(), release::slurmd(daemons.iter().find_map(|daemon| daemon.program.clone())))
+            // It is started, so it must be nobody's but root's.
+            let sound = |path: &PathBuf| access::of(tree, &path.to_string_lossy()).loose.is_none();
+            let running = daemons.iter().find_map(|daemon| daemon.program.clone()).filter(sound);
+            (release::commands(), release::slurmd(running))
         } else {
             (None, None)
         };

@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use super::SiteError;
+use crate::system::folder::Folder;
 
 /// The largest site file in bytes; one that is written by hand is far smaller.
 pub const LARGEST: u64 = 256 * 1024;
@@ -93,7 +94,8 @@ fn trust(data: &Metadata) -> Result<(), String> {
 
 /// Whether root alone decides which file the path leads to: each directory and link on
 /// the way must be root's. Others may write to a directory only where its sticky bit
-/// keeps them from what is root's in it (unlink(2), EPERM). From the top, so that nobody
+/// keeps them from what is root's in it (unlink(2), EPERM), or its mount is read-only:
+/// the kubelet gives a ConfigMap's directory mode 0777. From the top, so that nobody
 /// but root can change what was looked at before.
 fn way(file: &Path) -> Result<(), String> {
     let unknown = |path: &Path, error: &io::Error| {
@@ -140,7 +142,8 @@ fn way(file: &Path) -> Result<(), String> {
             continue;
         }
         let mode = data.mode() & 0o7777;
-        if mode & 0o022 != 0 && mode & 0o1000 == 0 {
+        let read_only = || Folder::at(&path.to_string_lossy()).and_then(|folder| folder.room());
+        if mode & 0o022 != 0 && mode & 0o1000 == 0 && !read_only().is_ok_and(|room| room.read_only) {
             return Err(format!(
                 "is replaceable by others than root: they may write to {what} {} on its way (mode {mode:04o}; chmod go-w)",
                 path.display()

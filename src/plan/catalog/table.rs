@@ -1375,8 +1375,8 @@ const LIBFABRIC: &[Entry] = &[
     CXI.row("FI_CXI_DEFAULT_CQ_SIZE", Number(1, MORE), "entries of a completion queue whose size nobody asked for")
         .trap("too short for large jobs: sites name 131072")
         .source("https://docs.isambard.ac.uk/user-documentation/guides/nccl/"),
-    CXI.row("FI_CXI_DEFAULT_TX_SIZE", Number(1, MORE), "operations that may wait to be sent").default("1024"),
-    CXI.row("FI_CXI_DEFAULT_RX_SIZE", Number(1, MORE), "receives that may be posted").default("1024"),
+    CXI.row("FI_CXI_DEFAULT_TX_SIZE", Number(1, MORE), "operations that may wait to be sent"),
+    CXI.row("FI_CXI_DEFAULT_RX_SIZE", Number(1, MORE), "receives that may be posted"),
     CXI.row("FI_CXI_RX_MATCH_MODE", AnyCase(&["hardware", "software", "hybrid"]), "who matches messages to receives"),
     CXI.row("FI_CXI_RDZV_PROTO", AnyCase(&["default", "alt_read"]), "how large messages are fetched")
         .default("default")
@@ -1385,7 +1385,7 @@ const LIBFABRIC: &[Entry] = &[
     CXI.row("FI_CXI_RDZV_GET_MIN", Text, "bytes that a large message has at least left to fetch"),
     CXI.row("FI_CXI_RDZV_EAGER_SIZE", Text, "bytes of a large message that are sent unasked"),
     CXI.row("FI_CXI_REQ_BUF_SIZE", Text, "bytes of a buffer for messages that software matches"),
-    CXI.row("FI_CXI_REQ_BUF_MIN_POSTED", Number(1, MORE), "how many of these are ready at least").default("6"),
+    CXI.row("FI_CXI_REQ_BUF_MIN_POSTED", Number(1, MORE), "how many of these are ready at least"),
     CXI.row("FI_CXI_OFLOW_BUF_SIZE", Text, "bytes of a buffer for messages that nobody waits for yet"),
     CXI.row("FI_CXI_ODP", FI_BOOL, "pages are fetched when the card needs them, not pinned"),
     CXI.row("FI_CXI_OPTIMIZED_MRS", FI_BOOL, "a quicker kind of registered memory, of which there is little")
