@@ -256,10 +256,8 @@ fn a_broken_file_refuses_with_the_flag_and_touches_no_other_job() {
     // As the kubelet mounts a ConfigMap: the directory is everybody's by its mode, and
     // nobody's by its mount.
     let loose = sandbox.dir().join("home/configmap");
-    let mount = format!(
-        "umask 022; mkdir -p D; : >D/x; chmod 777 D; rm -rf F; ln -s D/x F; [ -z \"$RO\" ] || \
-         {{ mount --bind D D && mount -o remount,bind,ro D; }}"
-    );
+    let mount = "umask 022; mkdir -p D; : >D/x; chmod 777 D; rm -rf F; ln -s D/x F; [ -z \"$RO\" ] || \
+                 { mount --bind D D && mount -o remount,bind,ro D; }";
     let mount = mount.replace('D', &loose.display().to_string()).replace('F', &file);
     for (read_only, code) in [("", REFUSED), ("1", 0)] {
         sandbox.run_root(&format!("RO={read_only}; {}", mount)).ok();
