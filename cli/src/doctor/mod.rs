@@ -11,6 +11,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 pub use rules::{Check, Verdict, arguments, before_pyxis, library, release};
 pub use site::Broken;
@@ -78,20 +79,44 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         crate::tell(&format!("error: --root {}: no such directory", root.display()));
         return Ok(ExitCode::from(EXIT_UNKNOWN));
     }
-    let facts = Facts::read(root, arguments.slurm);
-    let checks = rules::checks(&facts);
-    if arguments.json {
-        crate::print(&format!("{}\n", print::json(&checks)))?;
-    } else {
-        let what = match (&arguments.root, host_name()) {
-            (Some(root), _) => format!("the machine in {}", root.display()),
-            (None, Some(name)) => format!("host {name}"),
-            (None, None) => "this host".into(),
-        };
-        let who = if facts.host.root { "as root" } else { "not as root" };
-        crate::print(&print::text(&format!("{what}, looked at {who}"), &checks))?;
-    }
+    let what = match (&arguments.root, host_name()) {
+        (Some(root), _) => format!("the machine in {}", root.display()),
+        (None, Some(name)) => format!("host {name}"),
+        (None, None) => "this host".into(),
+    };
+    let who = if palingenesis::system::user::effective_uid() == 0 { "as root" } else { "not as root" };
+    let said = Said { json: arguments.json, about: format!("{what}, looked at {who}") };
+    let beside = said.clone();
+    let (told, ready) = std::sync::mpsc::channel::<()>();
+    // Monitoring must not pile up: a thread can end what waits for a file server.
+    std::thread::spawn(move || {
+        if ready.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            let checks = [rules::unanswered(PATIENCE.as_secs())];
+            let _ = crate::print(&beside.text(&checks));
+            std::process::exit(i32::from(EXIT_UNKNOWN));
+        }
+    });
+    let checks = rules::checks(&Facts::read(root, arguments.slurm));
+    drop(told);
+    crate::print(&said.text(&checks))?;
     Ok(ExitCode::from(rules::exit_code(rules::overall(&checks))))
+}
+
+/// How long the facts may take to read: they are small files, and a few programs that
+/// have deadlines of their own.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How it is told.
+#[derive(Debug, Clone)]
+struct Said {
+    json: bool,
+    about: String,
+}
+
+impl Said {
+    fn text(&self, checks: &[Check]) -> String {
+        if self.json { format!("{}\n", print::json(checks)) } else { print::text(&self.about, checks) }
+    }
 }
 
 /// The NodeName that this machine has usually.

@@ -71,7 +71,14 @@ impl Check {
 
 /// Checks without which nothing can be said of jobs: unknown, they make the whole
 /// unknown. Others may be root's alone to see.
-const DECISIVE: [&str; 6] = ["slurm", "slurm-conf", "plugstack", "line", "library", "release"];
+const DECISIVE: [&str; 7] = ["slurm", "slurm-conf", "plugstack", "line", "library", "release", "files"];
+
+/// Where the facts have not been read in this time.
+pub fn unanswered(seconds: u64) -> Check {
+    let text = format!("after {seconds} s some file has not been read: a file server does not answer");
+    check("files", Verdict::Unknown, text, "the time")
+        .cure("see `mount -t nfs,nfs4,lustre,beegfs` and dmesg for the server that does not answer, and run this again")
+}
 
 /// Of all checks together.
 pub fn overall(checks: &[Check]) -> Verdict {

@@ -6,7 +6,7 @@ use palingenesis::config::site::SiteError;
 use palingenesis::facts::directories::FileSystem;
 
 use super::facts::{Devices, Enroot, Facts, Folder, Found, SiteFile, Use};
-use super::rules::{Check, Verdict, checks, exit_code, is_left_over, overall};
+use super::rules::{Check, Verdict, checks, exit_code, is_left_over, overall, unanswered};
 use super::{parse_release, print};
 use crate::slurm::Host;
 use crate::slurm::access::{Access, Closed};
@@ -75,7 +75,6 @@ fn right() -> Facts {
     };
     Facts {
         host: Host {
-            root: true,
             named: None,
             commands: program("/usr/bin/srun", "slurm-wlm 24.11.5"),
             slurmd: program("/usr/sbin/slurmd", "slurm-wlm 24.11.5"),
@@ -378,6 +377,15 @@ fn the_order_with_pyxis() {
 
 /// <https://github.com/ComputeCanada/puppet-magic_castle/issues/51>: what runs in slurmd's own
 /// context silently never ran.
+/// Nothing is known then, and monitoring is told so.
+#[test]
+fn a_file_server_that_does_not_answer() {
+    let checks = [unanswered(60)];
+    assert_eq!(overall(&checks), Verdict::Unknown);
+    assert_eq!(exit_code(overall(&checks)), 3);
+    assert!(checks[0].text.contains("60 s") && checks[0].cure.is_some(), "{checks:?}");
+}
+
 #[test]
 fn who_loads_it_and_how_that_is_known() {
     holds(("slurmd", Verdict::Ok, 0, &["has not loaded it", "nothing of palingenesis depends on it"]), |facts| {

@@ -367,7 +367,6 @@ mod tests {
         };
         Seen {
             host: Host {
-                root: true,
                 named: Release::parse("24.11"),
                 commands: None,
                 slurmd: None,

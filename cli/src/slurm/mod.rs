@@ -22,8 +22,6 @@ use tree::Tree;
 /// One host, as far as Slurm concerns it.
 #[derive(Debug, Clone)]
 pub struct Host {
-    /// Who looks: some things are seen by root alone.
-    pub root: bool,
     /// The release that somebody named, which counts instead of what is found.
     pub named: Option<Release>,
     /// srun, or what stands beside it.
@@ -61,7 +59,6 @@ impl Host {
         let stack = conf.stack_file().map(|(file, _)| plugstack::read(tree, &file));
         let probe = std::env::current_exe().ok();
         let mut host = Host {
-            root: palingenesis::system::user::effective_uid() == 0,
             named,
             commands,
             slurmd,
