@@ -1568,7 +1568,7 @@ static int all(bool sweeps)
         fflush(NULL);
         pid_t pid = fork();
         if (pid == 0) {
-            alarm(120);
+            alarm(900);
             scenario = SCENARIOS[i].name;
             SCENARIOS[i].run();
             exit(0);

@@ -58,17 +58,8 @@ impl Host {
         let conf = conf::of_commands(tree, prefix, &daemons);
         let stack = conf.stack_file().map(|(file, _)| plugstack::read(tree, &file));
         let probe = std::env::current_exe().ok();
-        let mut host = Host {
-            named,
-            commands,
-            slurmd,
-            conf,
-            stack,
-            libraries: Vec::new(),
-            gone: Vec::new(),
-            daemons,
-            probe,
-        };
+        let mut host =
+            Host { named, commands, slurmd, conf, stack, libraries: Vec::new(), gone: Vec::new(), daemons, probe };
         let plugin_dirs = host.plugin_dirs();
         let ours = |line: &plugstack::Line| library::look(tree, line, &plugin_dirs, host.probe.as_deref());
         host.libraries =
