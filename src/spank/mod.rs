@@ -65,11 +65,6 @@ pub fn release() -> String {
     format!("{major}.{minor:02}")
 }
 
-/// Whether that release can put a program before a task's command.
-pub fn release_can_prepend() -> bool {
-    stamp() >= (23, 11)
-}
-
 /// Whether the bindings came from this machine's "header" or are the "committed" ones.
 pub fn bindings_from() -> &'static str {
     env!("PALINGENESIS_BINDINGS_FROM")
