@@ -60,7 +60,8 @@ fn stand_in() -> PathBuf {
 fn up(name: &str, worker: &str) -> Option<Sandbox> {
     // Building it may replace the library for a moment: before any cluster loads that.
     program("palingenesis-worker");
-    let prolog = open_folder().join("worker-launch-prolog");
+    // For each cluster its own: a script that is being written cannot be executed.
+    let prolog = open_folder().join(format!("worker-launch-prolog-{name}"));
     fs::write(&prolog, "#!/bin/sh\necho export FROM_PROLOG=yes\necho print prolog speaks\necho unset TAKEN\n").unwrap();
     fs::set_permissions(&prolog, fs::Permissions::from_mode(0o755)).unwrap();
     let line = format!("required {} {worker}", library().display());
@@ -112,21 +113,22 @@ fn a_task_of_the_worker_is_what_a_plain_run_would_be() {
     let worker = stand_in();
     let Some(sandbox) = up("plain", &format!("worker={}", worker.display())) else { return };
     let worker = worker.display().to_string();
-    // The job's name would be the command's first word.
+    // The job's name would be the command's first word. A node by name: while the step
+    // before is being cleaned up, another one would be chosen.
     // slurmstepd takes the user's soft limits over from srun only after task_init.
     let setup = "cd; umask 027; printf '#!/bin/sh\\necho export FROM_USER_PROLOG=yes\\n' >prolog; chmod +x prolog
                  ulimit -Sn 777; ulimit -Ss 5000; ulimit -Sc 0; export TAKEN=1 KEPT='two  words'";
     let variants = [
-        ("-n1", "train.toml"),
+        ("-w n1 -n1", "train.toml"),
         ("-N2 -n4 -O --ntasks-per-node=2 -l", "train.toml"),
-        ("-n1 --task-prolog=$HOME/prolog -D /usr", "-- --resume 'a b' '' \"$(printf 'x\\ny')\" '*' last"),
-        ("-n1 --export=NONE", "train.toml"),
-        ("-n1 --export=KEPT", "train.toml 1"),
-        ("-n1 --cpu-bind=cores", "train.toml"),
+        ("-w n1 -n1 --task-prolog=$HOME/prolog -D /usr", "-- --resume 'a b' '' \"$(printf 'x\\ny')\" '*' last"),
+        ("-w n1 -n1 --export=NONE", "train.toml"),
+        ("-w n1 -n1 --export=KEPT", "train.toml 1"),
+        ("-w n1 -n1 --cpu-bind=cores", "train.toml"),
         // A program of that name, which a plain command would be.
-        ("-n1", "true x"),
-        ("-n1", "'' x"),
-        ("-n1", "$'tr\\xff\\xfein.toml' $'\\xe4'"),
+        ("-w n1 -n1", "true x"),
+        ("-w n1 -n1", "'' x"),
+        ("-w n1 -n1", "$'tr\\xff\\xfein.toml' $'\\xe4'"),
     ];
     for (options, words) in variants {
         let words = words.strip_prefix("-- ").unwrap_or(words);
