@@ -244,7 +244,12 @@ fn valgrind_finds_neither_leaks_nor_bad_accesses() {
     for environment in [&STEP[..], &[]] {
         let mut command = Command::new("valgrind");
         command
-            .args(["--leak-check=full", "--errors-for-leak-kinds=definite,indirect", "--error-exitcode=99"])
+            .args([
+                "--vgdb=no",
+                "--leak-check=full",
+                "--errors-for-leak-kinds=definite,indirect",
+                "--error-exitcode=99",
+            ])
             .arg(c_program());
         let (.., output) = answer(command, environment);
         let report = String::from_utf8_lossy(&output.stderr);

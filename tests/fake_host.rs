@@ -190,7 +190,7 @@ fn a_host_without_any_slurm_function_is_no_crash() {
 fn no_invalid_access_under_valgrind() {
     let Some(host) = host(Some("22.05")) else { return };
     let mut valgrind = Command::new("valgrind");
-    valgrind.args(["--quiet", "--error-exitcode=9", "--track-fds=no"]).arg(host).arg(shipped("22.05"));
+    valgrind.args(["--vgdb=no", "--quiet", "--error-exitcode=9", "--track-fds=no"]).arg(host).arg(shipped("22.05"));
     // valgrind replaces malloc, so the host cannot count.
     match valgrind.arg("scenarios").env("FAKE_HOST_NO_COUNT", "1").output() {
         Ok(output) => {

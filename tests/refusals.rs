@@ -276,9 +276,10 @@ fn the_option_s_last_use_wins_and_repeating_it_changes_nothing() {
     assert!(inside("--palingenesis", "").contains("RANK=0\n"), "no argument reaches the inner srun as (null)");
     assert!(!inside(last, "--palingenesis=off").contains("RANK="));
 
-    // And under sbatch, whose script itself is no rank.
+    // And under sbatch, whose script itself is no rank. A step that has to wait for the end of
+    // the one before says so, without -Q.
     let said = sandbox.run(&format!(
-        "cd; printf '%s\\n' '#!/bin/sh' 'echo \"script:$RANK\"' 'srun -N1 -n1 ./show' 'srun -N1 -n1 {last} ./show' >job
+        "cd; printf '%s\\n' '#!/bin/sh' 'echo \"script:$RANK\"' 'srun -Q -N1 -n1 ./show' 'srun -Q -N1 -n1 {last} ./show' >job
          sbatch -Q -o out --palingenesis=port=24001 job >/dev/null || exit
          for i in {{1..200}}; do [ -n \"$(squeue -h)\" ] || break; sleep 0.1; done
          cat out"
