@@ -497,8 +497,11 @@ fn caches_in_a_container_are_those_that_were_asked_for() {
         }
         assert_eq!(node(&format!("stat -c '%U %a' {root} {root}/*")), "trainer 700\n".repeat(5), "{label}");
 
+        // On the node that has the directory; Slurm would take the other one while the step before
+        // is cleaned up.
         let refused = |root: &str, parts: [&str; 2]| {
-            let line = format!("srun --palingenesis=cache={root} --container-image={image} -N1 -n2 /bin/echo RAN");
+            let line =
+                format!("srun -w node001 --palingenesis=cache={root} --container-image={image} -N1 -n2 /bin/echo RAN");
             let said = cluster.0.run(&line);
             assert_eq!((said.code, said.out.as_str(), said.ours().len()), (78, "", 1), "{label}: {said:?}");
             assert!(said.err.contains(&format!("cache={root} ")), "{label}: {said:?}");
