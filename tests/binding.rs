@@ -143,7 +143,7 @@ fn the_node_s_log_says_what_was_bound_and_whether_all_ranks_met() {
 /// What is handed over is known to one component only where the step has several.
 #[test]
 fn the_user_s_choice_is_known_in_every_component_of_a_het_step() {
-    let Some(cluster) = Cluster::up("het", &CROSSED, &library(), &[]) else { return };
+    let Some(cluster) = Cluster::up("het", &CROSSED, &library(), &common::FOR_HET_STEPS) else { return };
     let two = "-N1 -n2 --gpus-per-node=2";
     for (first, second, expected) in
         [("", "", EXCHANGED), ("--cpu-bind=map_cpu:0,1", "--cpu-bind=map_cpu:0,1", SLURM_S)]

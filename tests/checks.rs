@@ -12,7 +12,8 @@ const REFUSED: i32 = 78;
 const MODES: [&str; 2] = ["optional", "required"];
 
 fn up(name: &str) -> Option<Sandbox> {
-    let sandbox = Sandbox::up(&format!("checks-{name}"), &["--nodes", "2", "--cores", "4"])?;
+    let options = [&["--nodes", "2", "--cores", "4"], &common::FOR_HET_STEPS[..]].concat();
+    let sandbox = Sandbox::up(&format!("checks-{name}"), &options)?;
     load(&sandbox, "optional");
     Some(sandbox)
 }

@@ -189,7 +189,8 @@ fn a_rank_that_is_refused_is_told_with_the_line_the_user_has_seen() {
 /// it hands over what reaches all of them.
 #[test]
 fn in_a_het_step_every_component_tells() {
-    let Some(sandbox) = four("het") else { return };
+    let nodes = ["--nodes", "4", "--cores", "16", "--namespace-per-node"];
+    let Some(sandbox) = up("het", &[&nodes[..], &common::FOR_HET_STEPS].concat()) else { return };
     let fails = "bash -c '[ $SLURM_PROCID = 0 ] || exit $((SLURM_PROCID + 10)); sleep 0.5'";
     let parts = format!("srun -Q -N1 -n2 {FLAG} {fails} : -N1 -n2 {fails}");
     for line in

@@ -313,7 +313,7 @@ fn nobody_is_blamed_where_a_node_fails() {
 
 #[test]
 fn a_het_step_s_ranks_are_counted_as_one() {
-    let Some(sandbox) = up("het", &[]) else { return };
+    let Some(sandbox) = up("het", &common::FOR_HET_STEPS) else { return };
     let part = "-N2 -n4 --ntasks-per-node=2";
     let script = "if [ $RANK = 6 ]; then sleep 1; exit 3; fi; sleep 50";
     let said = sandbox.run(&format!(

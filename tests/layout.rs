@@ -16,11 +16,8 @@ fn cluster(name: &str) -> Option<Sandbox> {
     cluster_of(name, "32", &[])
 }
 
-/// For steps of several components: srun starts a thread for each, and with a
-/// SrunPortRange these now and then get in each other's way (measured with
-/// 22.05.8: "all ports in range exhausted").
 fn het_cluster(name: &str) -> Option<Sandbox> {
-    cluster_of(name, "32", &["--conf", "SrunPortRange="])
+    cluster_of(name, "32", &common::FOR_HET_STEPS)
 }
 
 fn cluster_of(name: &str, cores: &str, options: &[&str]) -> Option<Sandbox> {
@@ -300,7 +297,9 @@ fn an_arbitrary_layout() {
 #[test]
 fn the_plugin_twice_in_plugstack() {
     let line = format!("required {}", common::library().display());
-    let Some(slurm) = cluster_of("twice", "32", &["--conf", "SrunPortRange=", "--plugstack", &line]) else { return };
+    let Some(slurm) = cluster_of("twice", "32", &[&common::FOR_HET_STEPS[..], &["--plugstack", &line]].concat()) else {
+        return;
+    };
     let run = slurm.record(
         "srun --palingenesis -m arbitrary -n3 -w node002,node001,node003 RECORD arbitrary
          salloc -N3 -n6 srun --palingenesis -N1 -n1 RECORD het : -N2 -n2 RECORD het",

@@ -389,6 +389,11 @@ fn without_waiting(err: &str) -> String {
     err.split_inclusive('\n').filter(|line| !waits(line.trim_end_matches('\n'))).collect()
 }
 
+/// For steps of several components: srun starts a thread for each, and with a SrunPortRange
+/// these now and then get in each other's way (measured with 22.05.8: "all ports in range
+/// exhausted").
+pub const FOR_HET_STEPS: [&str; 2] = ["--conf", "SrunPortRange="];
+
 /// A running cluster; torn down when dropped.
 pub struct Sandbox {
     dir: PathBuf,
