@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use palingenesis::act::key::Key;
 use palingenesis_worker::comm::control::Terms;
 use palingenesis_worker::comm::tcp::Tcp;
-use palingenesis_worker::comm::{Collective, CommError, Exchange, Tag, connect};
+use palingenesis_worker::comm::{Collective, Exchange, Ongoing, Tag, connect};
+use palingenesis_worker::engine::Cpu;
+use palingenesis_worker::shard;
 
 const SIZES: [usize; 4] = [64 << 10, 1 << 20, 16 << 20, 64 << 20];
 const TAG: Tag = Tag::of("bench", 0);
@@ -19,13 +21,13 @@ const TAG: Tag = Tag::of("bench", 0);
 fn time(
     tcp: &mut Tcp,
     rounds: usize,
-    mut work: impl FnMut(&mut Tcp) -> Result<(), CommError>,
-) -> Result<u64, CommError> {
+    mut work: impl FnMut(&mut Tcp) -> shard::Result<Ongoing>,
+) -> Result<u64, shard::ShardError> {
     let mut took = Vec::with_capacity(rounds);
     for _ in 0..=rounds {
         tcp.barrier(TAG)?;
         let began = Instant::now();
-        work(tcp)?;
+        let Ongoing(_) = work(tcp)?;
         took.push(began.elapsed().as_nanos() as u64);
     }
     // The first one warms up. Each rank brings its times, so that the slowest is known.
@@ -64,6 +66,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         silence: limit,
     };
     let mut tcp = connect(&terms, limit)?;
+    let cpu = Cpu::new(Some(1));
     let world = world_size as usize;
     let sizes: Vec<usize> = match std::env::var("SIZES") {
         Ok(sizes) => sizes.split_whitespace().map(str::parse).collect::<Result<_, _>>()?,
@@ -72,18 +75,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for bytes in sizes {
         let count = bytes / 4;
         let rounds = ((256 << 20) / bytes).clamp(5, 300);
-        let (mut values, part) = (vec![1.0f32; count], vec![1.0f32; count / world]);
-        let mut into = part.clone();
+        let (mut values, whole) = (vec![1.0f32; count], count / world * world);
         let times = [
-            ("all_reduce", time(&mut tcp, rounds, |tcp| tcp.all_reduce(TAG, &mut values))?),
-            (
-                "all_gather",
-                time(&mut tcp, rounds, |tcp| tcp.all_gather(TAG, &part, &mut values[..part.len() * world]))?,
-            ),
-            (
-                "reduce_scatter",
-                time(&mut tcp, rounds, |tcp| tcp.reduce_scatter(TAG, &mut values[..part.len() * world], &mut into))?,
-            ),
+            ("all_reduce", time(&mut tcp, rounds, |tcp| tcp.all_reduce(&cpu, TAG, &mut values))?),
+            ("all_gather", time(&mut tcp, rounds, |tcp| tcp.all_gather(&cpu, TAG, &mut values[..whole]))?),
+            ("reduce_scatter", time(&mut tcp, rounds, |tcp| tcp.reduce_scatter(&cpu, TAG, &mut values[..whole]))?),
         ];
         if rank == 0 {
             times.iter().for_each(|(name, ns)| println!("{name} {bytes} {ns}"));

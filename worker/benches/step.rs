@@ -122,7 +122,8 @@ impl Training {
         let (xs, dx) = xs.split_at_mut(spec.layers + 1);
         let (x, dx, scale) = (&xs[spec.layers], &mut dx[0], 1.0 / tokens.len() as f32);
         let [params, grads, ..] = &mut units[spec.layers + 1];
-        model.head(e, params, x, targets, dx, Some(grads), scale).unwrap();
+        let mut loss = 0.0;
+        model.head(e, &mut loss, params, x, targets, dx, Some(grads), scale).unwrap();
         times[2] = Instant::now();
         for layer in (0..spec.layers).rev() {
             let [params, grads, ..] = &mut units[layer + 1];
@@ -130,7 +131,8 @@ impl Training {
         }
         model.embed_backward(e, dx, tokens, &mut units[0][1]).unwrap();
         times[3] = Instant::now();
-        let squares: f64 = units.iter().map(|[_, grads, ..]| e.sum_of_squares(grads).unwrap()).sum();
+        let mut squares = 0.0;
+        units.iter().for_each(|[_, grads, ..]| e.sum_of_squares(&mut squares, grads).unwrap());
         self.steps += 1;
         let how = AdamW {
             lr: 1e-4,

@@ -179,7 +179,8 @@ fn a_step_against_the_gradient_lowers_the_loss() {
     let mut case = Case::new(spec(Kind::Qwen3, true), 2, 8);
     let mut grads = case.zeros();
     let before = case.backward(case.batch, &mut grads);
-    let squares: f64 = grads.iter().map(|grads| case.engine.sum_of_squares(grads).unwrap()).sum();
+    let mut squares = 0.0;
+    grads.iter().for_each(|grads| case.engine.sum_of_squares(&mut squares, grads).unwrap());
     let rate = 1e-3 / squares.sqrt();
     for (params, grads) in case.params.iter_mut().zip(&grads) {
         params.iter_mut().zip(grads).for_each(|(p, g)| *p -= rate as f32 * g);

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use palingenesis::act::key::Key;
 use palingenesis_worker::comm::control::Terms;
 use palingenesis_worker::comm::tcp::Tcp;
-use palingenesis_worker::comm::{Collective, CommError, Exchange, Tag, connect};
+use palingenesis_worker::comm::{Collective, CommError, Exchange, Ongoing, Tag, connect};
+use palingenesis_worker::engine::Cpu;
+use palingenesis_worker::shard::{self, ShardError};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -82,6 +84,28 @@ fn numbers(rank: u32, count: usize) -> Vec<f32> {
     (0..count).map(|at| number(rank, at)).collect()
 }
 
+/// An operation, from its beginning to its end.
+fn whole(tcp: &mut Tcp, begin: impl FnOnce(&mut Tcp, &Cpu) -> shard::Result<Ongoing>) -> Result<(), CommError> {
+    let cpu = Cpu::new(Some(1));
+    match begin(tcp, &cpu).and_then(|ongoing| tcp.finish(&cpu, ongoing)) {
+        Err(ShardError::Comm(error)) => Err(error),
+        Err(other) => panic!("{other}"),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn all_reduce(tcp: &mut Tcp, tag: Tag, values: &mut [f32]) -> Result<(), CommError> {
+    whole(tcp, |tcp, cpu| tcp.all_reduce(cpu, tag, values))
+}
+
+fn all_gather(tcp: &mut Tcp, tag: Tag, full: &mut [f32]) -> Result<(), CommError> {
+    whole(tcp, |tcp, cpu| tcp.all_gather(cpu, tag, full))
+}
+
+fn reduce_scatter(tcp: &mut Tcp, tag: Tag, full: &mut [f32]) -> Result<(), CommError> {
+    whole(tcp, |tcp, cpu| tcp.reduce_scatter(cpu, tag, full))
+}
+
 fn sums(world: u32, count: usize) -> Vec<f32> {
     (0..count).map(|at| (0..world).map(|rank| number(rank, at)).sum()).collect()
 }
@@ -95,19 +119,20 @@ fn check_all(how: &How) {
         for (index, count) in COUNTS.into_iter().enumerate() {
             let tag = Tag::of("test", index as u32);
             let mut values = numbers(rank, count);
-            tcp.all_reduce(tag, &mut values).unwrap();
+            all_reduce(tcp, tag, &mut values).unwrap();
             assert_eq!(values, sums(world, count), "all_reduce of {count} by {world}");
 
             let mut full = vec![-1.0; count * world as usize];
-            tcp.all_gather(tag, &numbers(rank, count), &mut full).unwrap();
+            full[rank as usize * count..][..count].copy_from_slice(&numbers(rank, count));
+            all_gather(tcp, tag, &mut full).unwrap();
             let expected: Vec<f32> = (0..world).flat_map(|rank| numbers(rank, count)).collect();
             assert_eq!(full, expected, "all_gather of {count} by {world}");
 
             let mut full = numbers(rank, count * world as usize);
-            let mut shard = vec![-1.0; count];
-            tcp.reduce_scatter(tag, &mut full, &mut shard).unwrap();
-            let expected = &sums(world, count * world as usize)[rank as usize * count..][..count];
-            assert_eq!(shard, expected, "reduce_scatter of {count} by {world}");
+            reduce_scatter(tcp, tag, &mut full).unwrap();
+            let own = rank as usize * count..(rank as usize + 1) * count;
+            let expected = &sums(world, count * world as usize)[own.clone()];
+            assert_eq!(&full[own], expected, "reduce_scatter of {count} by {world}");
 
             let bytes = |rank: u32| vec![rank as u8 + 1; (count * rank as usize) % 10_007];
             let all = tcp.exchange(tag, &bytes(rank)).unwrap();
@@ -152,7 +177,7 @@ fn a_sum_has_the_same_bits_on_all_ranks_and_each_time() {
         let sum = move |tcp: &mut Tcp| {
             let mut values: Vec<f32> =
                 (0..count).map(|at| 1.0 / (1.0 + at as f32 + 1000.0 * tcp.rank() as f32)).collect();
-            tcp.all_reduce(Tag::of("test", 0), &mut values).unwrap();
+            all_reduce(tcp, Tag::of("test", 0), &mut values).unwrap();
             tcp.barrier(Tag::of("end", 0)).unwrap();
             values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
         };
@@ -171,7 +196,7 @@ fn messages_larger_than_all_buffers_cross_without_a_deadlock() {
         let all = tcp.exchange(Tag::of("big", 0), &vec![rank as u8; BYTES]).unwrap();
         assert!(all.iter().zip(0u8..).all(|(bytes, rank)| bytes.len() == BYTES && bytes.iter().all(|b| *b == rank)));
         let mut values = numbers(rank, BYTES / 4);
-        tcp.all_reduce(Tag::of("big", 1), &mut values).unwrap();
+        all_reduce(tcp, Tag::of("big", 1), &mut values).unwrap();
         assert!(values == sums(2, BYTES / 4));
         tcp.barrier(Tag::of("end", 0)).unwrap();
     });
@@ -203,10 +228,10 @@ fn all_name_rank_2(work: fn(&mut Tcp, bool) -> Result<(), CommError>, ours: &str
 fn ranks_at_different_operations_are_an_error_that_names_both() {
     all_name_rank_2(
         |tcp, wrong| {
-            let (mut shard, mut full) = (vec![0.0; 9000], vec![0.0; 36_000]);
+            let mut full = vec![0.0; 36_000];
             match wrong {
-                true => tcp.reduce_scatter(Tag::of("block", 7), &mut full, &mut shard),
-                false => tcp.all_gather(Tag::of("block", 7), &shard, &mut full),
+                true => reduce_scatter(tcp, Tag::of("block", 7), &mut full),
+                false => all_gather(tcp, Tag::of("block", 7), &mut full),
             }
         },
         "all_gather #2 of block 7 (9000 f32)",
@@ -219,10 +244,10 @@ fn ranks_with_different_counts_are_an_error_that_names_both() {
     for (few, many) in [(9, 10), (900_000, 900_001)] {
         let work = match few {
             9 => {
-                |tcp: &mut Tcp, wrong: bool| tcp.all_reduce(Tag::of("norm", 0), &mut vec![0.0; 9 + usize::from(wrong)])
+                |tcp: &mut Tcp, wrong: bool| all_reduce(tcp, Tag::of("norm", 0), &mut vec![0.0; 9 + usize::from(wrong)])
             }
             _ => |tcp: &mut Tcp, wrong: bool| {
-                tcp.all_reduce(Tag::of("norm", 0), &mut vec![0.0; 900_000 + usize::from(wrong)])
+                all_reduce(tcp, Tag::of("norm", 0), &mut vec![0.0; 900_000 + usize::from(wrong)])
             },
         };
         all_name_rank_2(
@@ -251,7 +276,7 @@ fn a_rank_that_does_not_come_is_named_when_the_time_is_over() {
             // It lives, and computes.
             thread::sleep(Duration::from_secs(5));
         }
-        tcp.all_gather(Tag::of("block", 4), &[0.0; 1000], &mut [0.0; 3000]).unwrap_err()
+        all_gather(tcp, Tag::of("block", 4), &mut [0.0; 3000]).unwrap_err()
     });
     for (rank, error) in errors.iter().enumerate() {
         let text = error.to_string();
@@ -283,7 +308,7 @@ fn as_rank() {
     println!("\nbegun");
     let mut values = vec![0.0; 400_000];
     let error = loop {
-        if let Err(error) = tcp.all_reduce(Tag::of("block", 5), &mut values) {
+        if let Err(error) = all_reduce(&mut tcp, Tag::of("block", 5), &mut values) {
             break error;
         }
     };

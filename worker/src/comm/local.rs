@@ -3,8 +3,9 @@
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use super::{Collective, CommError, Exchange, Tag};
-use crate::engine::Cpu;
+use super::{Collective, CommError, Exchange, Ongoing, Tag};
+use crate::engine::Engine;
+use crate::shard::Result;
 
 #[derive(Debug, Default)]
 struct Meeting {
@@ -72,44 +73,64 @@ impl Exchange for Local {
         self.world
     }
 
-    fn exchange(&mut self, _tag: Tag, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+    fn exchange(&mut self, _tag: Tag, own: &[u8]) -> std::result::Result<Vec<Vec<u8>>, CommError> {
         Ok(self.meet(own).to_vec())
     }
 
-    fn broadcast(&mut self, _tag: Tag, root: u32, bytes: &mut Vec<u8>) -> Result<(), CommError> {
+    fn broadcast(&mut self, _tag: Tag, root: u32, bytes: &mut Vec<u8>) -> std::result::Result<(), CommError> {
         *bytes = self.meet(if root == self.rank { bytes } else { &[] })[root as usize].clone();
         Ok(())
     }
 
-    fn barrier(&mut self, _tag: Tag) -> Result<(), CommError> {
+    fn barrier(&mut self, _tag: Tag) -> std::result::Result<(), CommError> {
         self.meet(&[]);
         Ok(())
     }
 }
 
-impl Collective<Cpu> for Local {
-    fn all_gather(&mut self, _tag: Tag, shard: &[f32], full: &mut [f32]) -> Result<(), CommError> {
-        let all = self.meet(&to_bytes(shard));
-        full.iter_mut().zip(all.iter().flat_map(|bytes| numbers(bytes))).for_each(|(to, from)| *to = from);
-        Ok(())
+impl Local {
+    /// The numbers of all ranks, by rank.
+    fn numbers<E: Engine>(&self, engine: &E, own: E::View<'_>, len: usize) -> Result<Vec<Vec<f32>>> {
+        let mut bytes = vec![0.0; len];
+        engine.download(own, &mut bytes)?;
+        Ok(self.meet(&to_bytes(&bytes)).iter().map(|bytes| numbers(bytes).collect()).collect())
     }
 
-    fn reduce_scatter(&mut self, _tag: Tag, full: &mut [f32], shard: &mut [f32]) -> Result<(), CommError> {
-        let all = self.meet(&to_bytes(full));
-        let at = self.rank as usize * shard.len() * 4;
-        shard.fill(0.0);
-        for bytes in all.iter() {
-            shard.iter_mut().zip(numbers(&bytes[at..])).for_each(|(sum, number)| *sum += number);
+    fn total<E: Engine>(&self, engine: &E, values: E::View<'_>, len: usize) -> Result<Vec<f32>> {
+        let mut sums = vec![0.0; len];
+        for numbers in self.numbers(engine, values, len)? {
+            sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
         }
-        Ok(())
+        Ok(sums)
+    }
+}
+
+impl<E: Engine> Collective<E> for Local {
+    fn all_gather(&mut self, engine: &E, _tag: Tag, full: E::ViewMut<'_>) -> Result<Ongoing> {
+        if self.world > 1 {
+            let len = engine.view_len(engine.read(&full));
+            let part = len / self.world as usize;
+            let at = self.rank as usize * part;
+            let all = self.numbers(engine, engine.part(engine.read(&full), at..at + part), part)?;
+            engine.upload(full, &all.concat())?;
+        }
+        Ok(Ongoing(0))
     }
 
-    fn all_reduce(&mut self, _tag: Tag, values: &mut [f32]) -> Result<(), CommError> {
-        let all = self.meet(&to_bytes(values));
-        values.fill(0.0);
-        for bytes in all.iter() {
-            values.iter_mut().zip(numbers(bytes)).for_each(|(sum, number)| *sum += number);
+    fn reduce_scatter(&mut self, engine: &E, tag: Tag, full: E::ViewMut<'_>) -> Result<Ongoing> {
+        self.all_reduce(engine, tag, full)
+    }
+
+    fn all_reduce(&mut self, engine: &E, _tag: Tag, values: E::ViewMut<'_>) -> Result<Ongoing> {
+        if self.world > 1 {
+            let len = engine.view_len(engine.read(&values));
+            let sums = self.total(engine, engine.read(&values), len)?;
+            engine.upload(values, &sums)?;
         }
+        Ok(Ongoing(0))
+    }
+
+    fn finish(&mut self, _engine: &E, _ongoing: Ongoing) -> Result<()> {
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 //! header that all ranks compare: what does not fit is an error that names both, never a
 //! hang. Nothing here knows what the numbers mean.
 
+pub mod alone;
 pub mod control;
 pub mod local;
 pub mod recorder;
@@ -182,23 +183,40 @@ pub trait Exchange {
     }
 }
 
+/// An operation that was begun: what it reads and writes is not to be touched before
+/// [`Collective::finish`] has been given this.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the operation's numbers are there when it is finished"]
+pub struct Ongoing(pub u64);
+
 /// Numbers between ranks. The order of a sum is the same each time at one world size, so
-/// that its bits are, too.
+/// that its bits are, too. All are in place, and as long as world_size times a part, which
+/// all ranks have equally long and stored alike.
 pub trait Collective<E: Engine>: Exchange {
-    /// `full` is all ranks' shards, one after the other: world_size times as long as
-    /// `shard`, which all ranks have equally long.
+    /// Whether an operation goes on beside the engine's: then it is worth to begin it before
+    /// its numbers are needed. If not, it is over when it was begun.
+    fn overlaps(&self) -> bool {
+        false
+    }
+    /// Begins: `full` becomes all ranks' parts, one after the other; this rank's own is there.
     ///
     /// # Errors
-    /// See [`CommError`].
-    fn all_gather(&mut self, tag: Tag, shard: E::View<'_>, full: E::ViewMut<'_>) -> Result<(), CommError>;
-    /// `shard` is this rank's part of the sum of all ranks' `full`, whose content is lost.
+    /// See [`ShardError`](crate::shard::ShardError): another rank's, or the device's.
+    fn all_gather(&mut self, engine: &E, tag: Tag, full: E::ViewMut<'_>) -> crate::shard::Result<Ongoing>;
+    /// Begins: this rank's part of `full` becomes the sum over all ranks; the others hold
+    /// anything.
     ///
     /// # Errors
-    /// See [`CommError`].
-    fn reduce_scatter(&mut self, tag: Tag, full: E::ViewMut<'_>, shard: E::ViewMut<'_>) -> Result<(), CommError>;
-    /// `values` is the sum over the ranks.
+    /// As above.
+    fn reduce_scatter(&mut self, engine: &E, tag: Tag, full: E::ViewMut<'_>) -> crate::shard::Result<Ongoing>;
+    /// Begins: `values`, of any length, become the sum over the ranks.
     ///
     /// # Errors
-    /// See [`CommError`].
-    fn all_reduce(&mut self, tag: Tag, values: E::ViewMut<'_>) -> Result<(), CommError>;
+    /// As above.
+    fn all_reduce(&mut self, engine: &E, tag: Tag, values: E::ViewMut<'_>) -> crate::shard::Result<Ongoing>;
+    /// What the engine is told to do from here on comes after this operation.
+    ///
+    /// # Errors
+    /// As above.
+    fn finish(&mut self, engine: &E, ongoing: Ongoing) -> crate::shard::Result<()>;
 }

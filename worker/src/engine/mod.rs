@@ -2,7 +2,9 @@
 //! them on the processor; a device is another [`Engine`]. Nothing here knows of a model, a
 //! rank or a file.
 //!
-//! All matrices are row-major and dense, all numbers f32. The letters of the shapes:
+//! All matrices are row-major and dense. Numbers are f32, or stored shorter where an engine
+//! says so ([`Engine::compute`]); sums are always made in f32 or more. The letters of the
+//! shapes:
 //! N rows (batch · seq), W a row's width, B batch, T seq, H heads, K key-value heads,
 //! D head dimension, V vocabulary.
 
@@ -12,10 +14,40 @@ use std::borrow::Cow;
 
 pub use cpu::{Buffer, Cpu};
 
+/// How a number is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// IEEE single precision.
+    F32,
+    /// bfloat16: the upper half of an f32.
+    Bf16,
+}
+
+impl Precision {
+    /// Of one number.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Precision::F32 => 4,
+            Precision::Bf16 => 2,
+        }
+    }
+}
+
 /// What went wrong on a device. The CPU has no such errors but memory.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct EngineError(pub String);
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// What was asked for does not fit: too little memory, a token that is not in the
+    /// vocabulary. Trying again will not help.
+    #[error("{0}")]
+    Wrong(String),
+    /// The device itself: a GPU that fell off the bus, an ECC error, a failed launch.
+    #[error("{0}")]
+    Device(String),
+    /// Broken off, because the group is broken: the reason is the group's to tell.
+    #[error("broken off: the group has ended")]
+    Stopped,
+}
 
 /// A result of an operation.
 pub type Result<T> = std::result::Result<T, EngineError>;
@@ -76,8 +108,16 @@ pub struct AdamW {
 }
 
 /// Where numbers live and how they are computed with. A view may be read, a `ViewMut` read
-/// and written; the operations check lengths and panic on a wrong one: that is a mistake
-/// in this program, never in what a user gave it.
+/// and written; the operations check lengths and how numbers are stored, and panic on what
+/// is wrong: that is a mistake in this program, never in what a user gave it.
+///
+/// A device may compute later than it is told to, in the order of the calls: only
+/// [`Engine::take`], [`Engine::download`], [`Engine::host`] and [`Engine::with_host`] wait.
+/// What goes wrong may so be an error of a later call.
+///
+/// F32 are: inverse_rms, log_sums, the table of rope, and all four of adamw. Factors of a
+/// matmul are both of one precision, its result of that or F32; gradients of parameters
+/// (dweight, dtable) are of either; all other operands of one operation are stored alike.
 pub trait Engine {
     /// Numbers that it owns.
     type Buffer;
@@ -91,14 +131,30 @@ pub trait Engine {
         Self: 'a;
     /// Token ids, where the operations read them.
     type Tokens;
+    /// An f64 to which operations add, on the device: reading it waits for them.
+    type Sum;
 
-    /// `len` zeros.
+    /// What activations, and parameters while they are used, are stored as.
+    fn compute(&self) -> Precision;
+    /// `len` zeros, stored as `precision`, which is F32 or [`Engine::compute`].
     ///
     /// # Errors
     /// No memory.
-    fn zeros(&self, len: usize) -> Result<Self::Buffer>;
+    fn zeros(&self, len: usize, precision: Precision) -> Result<Self::Buffer>;
+    /// A sum that is 0.
+    ///
+    /// # Errors
+    /// No memory.
+    fn sum(&self) -> Result<Self::Sum>;
+    /// What was summed up, when all operations so far are done; it is 0 again after.
+    ///
+    /// # Errors
+    /// The device's.
+    fn take(&self, sum: &mut Self::Sum) -> Result<f64>;
     /// How many numbers there are.
     fn len(&self, buffer: &Self::Buffer) -> usize;
+    /// How many numbers there are.
+    fn view_len(&self, view: Self::View<'_>) -> usize;
     /// A part of a buffer.
     fn view<'a>(&self, buffer: &'a Self::Buffer, range: std::ops::Range<usize>) -> Self::View<'a>;
     /// A part of a buffer, to write.
@@ -120,12 +176,12 @@ pub trait Engine {
     /// # Errors
     /// No memory.
     fn tokens(&self, ids: &[u32]) -> Result<Self::Tokens>;
-    /// Copies from the host.
+    /// Copies from the host, rounded to the nearest where the numbers are stored shorter.
     ///
     /// # Errors
     /// The device's.
     fn upload(&self, to: Self::ViewMut<'_>, from: &[f32]) -> Result<()>;
-    /// Copies to the host, when all operations so far are done.
+    /// Copies to the host, as f32, when all operations so far are done.
     ///
     /// # Errors
     /// The device's.
@@ -149,7 +205,7 @@ pub trait Engine {
     /// # Errors
     /// The device's, as for all operations.
     fn fill(&self, x: Self::ViewMut<'_>, value: f32) -> Result<()>;
-    /// y = x.
+    /// y = x, rounded to the nearest where y is stored shorter.
     ///
     /// # Errors
     /// The device's.
@@ -159,11 +215,11 @@ pub trait Engine {
     /// # Errors
     /// The device's.
     fn add(&self, y: Self::ViewMut<'_>, x: Self::View<'_>) -> Result<()>;
-    /// The sum of squares, in f64.
+    /// sum += the squares of x.
     ///
     /// # Errors
     /// The device's.
-    fn sum_of_squares(&self, x: Self::View<'_>) -> Result<f64>;
+    fn sum_of_squares(&self, sum: &mut Self::Sum, x: Self::View<'_>) -> Result<()>;
     /// See [`Matmul`].
     ///
     /// # Errors
@@ -262,7 +318,7 @@ pub trait Engine {
     /// # Errors
     /// The device's.
     fn embedding_backward(&self, dtable: Self::ViewMut<'_>, dout: Self::View<'_>, tokens: &Self::Tokens) -> Result<()>;
-    /// The sum of -log softmax(row), at its target, over rows `first..first + rows` of the
+    /// sum += -log softmax(row), at its target, over rows `first..first + rows` of the
     /// targets; logits become their gradient times `scale`. A target of
     /// [`IGNORED`] counts nothing and has no gradient.
     ///
@@ -270,12 +326,13 @@ pub trait Engine {
     /// The device's.
     fn cross_entropy(
         &self,
+        sum: &mut Self::Sum,
         logits: Self::ViewMut<'_>,
         targets: &Self::Tokens,
         first: usize,
         rows: usize,
         scale: f32,
-    ) -> Result<f64>;
+    ) -> Result<()>;
     /// See [`AdamW`]; m and v are its moments.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::Spec;
 use super::spec::Kind;
-use crate::engine::{Attention, Engine, Matmul, Result};
+use crate::engine::{Attention, Engine, Matmul, Precision, Result};
 
 /// Where the operations run, and on how many rows at once.
 pub(super) struct On<'e, E> {
@@ -28,9 +28,18 @@ pub(super) struct Array<E: Engine> {
 }
 
 impl<E: Engine> Array<E> {
+    /// Stored as the engine computes.
     pub(super) fn new(on: On<'_, E>, width: usize) -> Result<Array<E>> {
+        Array::stored(on, width, on.engine.compute())
+    }
+
+    pub(super) fn f32(on: On<'_, E>, width: usize) -> Result<Array<E>> {
+        Array::stored(on, width, Precision::F32)
+    }
+
+    fn stored(on: On<'_, E>, width: usize, precision: Precision) -> Result<Array<E>> {
         let len = on.rows.checked_mul(width).ok_or_else(|| too_many(on.rows, width))?;
-        Ok(Array { buffer: on.engine.zeros(len)?, width })
+        Ok(Array { buffer: on.engine.zeros(len, precision)?, width })
     }
 
     pub(super) fn read<'a>(&'a self, on: On<'a, E>) -> E::View<'a> {
@@ -43,7 +52,7 @@ impl<E: Engine> Array<E> {
 }
 
 pub(super) fn too_many(rows: usize, width: usize) -> crate::engine::EngineError {
-    crate::engine::EngineError(format!(
+    crate::engine::EngineError::Wrong(format!(
         "{rows} positions with {width} numbers each are more than this machine can address; lower micro_batch_size or seq_len"
     ))
 }
@@ -236,24 +245,25 @@ pub(super) struct Activations<E: Engine> {
 impl<E: Engine> Activations<E> {
     pub(super) fn new(on: On<'_, E>, shape: &Shape) -> Result<Activations<E>> {
         let array = |width| Array::new(on, width);
+        let f32 = |width| Array::f32(on, width);
         let (hidden, queries, keys) = (shape.hidden, shape.q_proj.output, shape.kv_proj.output);
         let Attention { heads, kv_heads, .. } = shape.attention;
         let if_normed = |width| if shape.head_norms { width } else { 0 };
         Ok(Activations {
             normed: array(hidden)?,
-            normed_inverse: array(1)?,
+            normed_inverse: f32(1)?,
             raw_queries: array(if_normed(queries))?,
             raw_keys: array(if_normed(keys))?,
-            query_inverse: array(if_normed(heads))?,
-            key_inverse: array(if_normed(kv_heads))?,
+            query_inverse: f32(if_normed(heads))?,
+            key_inverse: f32(if_normed(kv_heads))?,
             queries: array(queries)?,
             keys: array(keys)?,
             values: array(keys)?,
             gathered: array(queries)?,
-            log_sums: array(heads)?,
+            log_sums: f32(heads)?,
             middle: array(hidden)?,
             middle_normed: array(hidden)?,
-            middle_inverse: array(1)?,
+            middle_inverse: f32(1)?,
             gate: array(shape.up_proj.output)?,
             up: array(shape.up_proj.output)?,
             inner: array(shape.up_proj.output)?,

@@ -41,7 +41,7 @@ impl<E: Engine> Model<E> {
         let chunk = loss_chunk.clamp(1, rows.max(1));
         let (all, some) = (On { engine, rows }, On { engine, rows: chunk });
         let shape = Shape::new(spec, batch, seq);
-        let mut angles = Array::new(On { engine, rows: seq }, spec.head_dim)?;
+        let mut angles = Array::f32(On { engine, rows: seq }, spec.head_dim)?;
         engine.upload(angles.write(On { engine, rows: seq }), &table(&spec.rope, spec.head_dim, seq))?;
         Ok(Model {
             shape,
@@ -53,7 +53,7 @@ impl<E: Engine> Model<E> {
             block: Activations::new(all, &shape)?,
             chunk,
             normed: Array::new(some, spec.hidden)?,
-            inverse: Array::new(some, 1)?,
+            inverse: Array::f32(some, 1)?,
             d_normed: Array::new(some, spec.hidden)?,
             logits: Array::new(some, spec.vocab)?,
         })
@@ -118,7 +118,7 @@ impl<E: Engine> Model<E> {
         block::backward(on, &self.shape, angles, &mut self.block, params, x_in, dx, grads)
     }
 
-    /// The sum of the cross-entropies of all rows whose target counts: final norm, output
+    /// Adds to `loss` the cross-entropies of all rows whose target counts: final norm, output
     /// projection and loss, a chunk of rows at a time. With `grads`, also backward: `dx`
     /// becomes the gradient of `scale` times that sum, and the parameters' is added;
     /// without, `dx` is not touched. `params` and `grads` are those of "head", or of
@@ -130,13 +130,14 @@ impl<E: Engine> Model<E> {
     pub fn head(
         &mut self,
         engine: &E,
+        loss: &mut E::Sum,
         params: E::View<'_>,
         x: E::View<'_>,
         targets: &E::Tokens,
         mut dx: E::ViewMut<'_>,
         grads: Option<E::ViewMut<'_>>,
         scale: f32,
-    ) -> Result<f64> {
+    ) -> Result<()> {
         let e = engine;
         let hidden = self.shape.hidden;
         let output = Projection { input: hidden, output: self.vocab };
@@ -158,14 +159,13 @@ impl<E: Engine> Model<E> {
             e.fill(e.again(&mut dx), 0.0)?;
         }
 
-        let mut loss = 0.0;
         let mut rest = dx;
         for first in (0..self.rows).step_by(self.chunk) {
             let on = On { engine, rows: self.chunk.min(self.rows - first) };
             let x = e.part(x, first * hidden..(first + on.rows) * hidden);
             e.rms_norm(self.normed.write(on), self.inverse.write(on), x, norm, self.shape.eps)?;
             output.forward(on, self.logits.write(on), Put::Replace, self.normed.read(on), weight)?;
-            loss += e.cross_entropy(self.logits.write(on), targets, first, on.rows, scale)?;
+            e.cross_entropy(loss, self.logits.write(on), targets, first, on.rows, scale)?;
 
             let left = (self.rows - first - on.rows) * hidden;
             let [dx, after] = e.split(rest, [on.rows * hidden, left]);
@@ -177,7 +177,7 @@ impl<E: Engine> Model<E> {
             let (d_normed, inverse) = (self.d_normed.read(on), self.inverse.read(on));
             e.rms_norm_backward(dx, e.again(d_norm), d_normed, x, norm, inverse)?;
         }
-        Ok(loss)
+        Ok(())
     }
 }
 

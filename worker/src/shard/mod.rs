@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 pub use step::Batch;
 
 use crate::checkpoint::{Part, PartMut};
-use crate::comm::{Collective, CommError, Tag};
-use crate::engine::{Engine, EngineError};
+use crate::comm::{Collective, CommError, Ongoing, Tag};
+use crate::engine::{Engine, EngineError, Precision};
 use crate::model::{Tensor, Unit};
 
 /// How a unit's flat buffer is divided: into world_size parts of equal length, the last
-/// ones shorter or empty; what is missing is padding in memory, never on disk.
+/// ones shorter or empty; what is missing is padding in memory, never on disk. A part is a
+/// multiple of [`Division::STEP`] numbers, so that each begins where a device reads fast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Division {
     /// Numbers in the unit.
@@ -28,10 +29,13 @@ pub struct Division {
 }
 
 impl Division {
+    /// In bf16 a GPU's cache line, 128 bytes.
+    pub const STEP: usize = 64;
+
     /// Of each part, with padding.
     #[must_use]
     pub fn part(&self) -> usize {
-        self.len.div_ceil(self.world.max(1))
+        self.len.div_ceil(self.world.max(1)).next_multiple_of(Division::STEP)
     }
 
     /// Of the buffer into which all parts are gathered.
@@ -62,7 +66,7 @@ pub enum ShardError {
 /// A result of what needs all ranks.
 pub type Result<T> = std::result::Result<T, ShardError>;
 
-/// What a rank keeps of one unit: each buffer is `division.part()` long.
+/// What a rank keeps of one unit: each buffer is `division.part()` long, in f32.
 struct Kept<E: Engine> {
     unit: Unit,
     division: Division,
@@ -73,57 +77,96 @@ struct Kept<E: Engine> {
     grad: E::Buffer,
 }
 
-/// A buffer for one whole unit, and which one it holds.
+/// A buffer for one whole unit's parameters, and which one it holds.
 struct Whole<E: Engine> {
     buffer: E::Buffer,
     holds: Option<usize>,
+    /// The gathering, if it is not finished.
+    ongoing: Option<Ongoing>,
+}
+
+/// A buffer for one whole unit's gradients.
+struct Grads<E: Engine> {
+    buffer: E::Buffer,
+    /// Which unit's are being summed up, and whether they replace the last step's.
+    reducing: Option<(usize, bool, Ongoing)>,
 }
 
 /// A model's parameters, gradients and optimizer, divided over the ranks.
 ///
-/// Whole parameters are held twice: one block, and beside it the embedding or the head.
 /// Gathered is only what is not there already: the last block forward is the first
-/// backward, and with a tied embedding the first unit stays for a whole step.
+/// backward, and with a tied embedding the first unit stays for a whole step. Whole
+/// parameters are held once for a block, and beside it the embedding or the head. Where
+/// collectives go on beside the computation, two blocks are held: the next is gathered
+/// while one is computed, and the gradients of one are summed up while the next are computed.
 pub struct Sharded<E: Engine> {
     units: Vec<Kept<E>>,
+    rank: usize,
     world: usize,
+    /// A master copy is what is computed with: one rank, the same precision.
+    direct: bool,
+    /// Gradients are computed where they are kept: one rank, f32.
+    grads_direct: bool,
     root: Whole<E>,
-    block: Whole<E>,
-    root_grads: E::Buffer,
-    block_grads: E::Buffer,
-    /// Where a sum arrives before it is added to those of earlier micro-batches.
-    arrived: E::Buffer,
+    blocks: Vec<Whole<E>>,
+    root_grads: Grads<E>,
+    block_grads: Vec<Grads<E>>,
     activations: step::Activations<E>,
+    loss: E::Sum,
+    squares: E::Sum,
     waited: Duration,
 }
 
+/// What a model is divided for.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Sequences in a micro-batch, at most.
+    pub sequences: usize,
+    /// Numbers of one sequence: seq · hidden.
+    pub sequence: usize,
+    /// This rank.
+    pub rank: u32,
+    /// Of so many.
+    pub world: u32,
+    /// What gradients are computed and summed over the ranks in.
+    pub reduce: Precision,
+    /// See [`Collective::overlaps`].
+    pub overlaps: bool,
+}
+
 impl<E: Engine> Sharded<E> {
-    /// All zeros: [`Sharded::initialise`] or [`Sharded::load`] fills it. Buffers for
-    /// micro-batches of at most `sequences` sequences of `sequence` (seq · hidden) numbers.
+    /// All zeros: [`Sharded::initialise`] or [`Sharded::load`] fills it.
     ///
     /// # Errors
     /// No memory.
-    pub fn new(
-        engine: &E,
-        units: Vec<Unit>,
-        sequences: usize,
-        sequence: usize,
-        rank: u32,
-        world: u32,
-    ) -> Result<Sharded<E>> {
-        let (rank, world) = (rank as usize, world as usize);
-        let blocks = units.iter().filter(|unit| is_block(unit)).count();
-        // With one rank a part is the whole: nothing is gathered or summed.
+    pub fn new(engine: &E, units: Vec<Unit>, plan: Plan) -> Result<Sharded<E>> {
+        let (rank, world) = (plan.rank as usize, plan.world as usize);
+        let compute = engine.compute();
+        let count = units.iter().filter(|unit| is_block(unit)).count();
+        let direct = world == 1 && compute == Precision::F32;
+        let grads_direct = world == 1 && plan.reduce == Precision::F32;
         let longest = |block: bool| {
             let lengths = units.iter().filter(|unit| is_block(unit) == block);
             lengths.map(|unit| Division { len: unit.len(), world }.padded()).max().unwrap_or(0)
         };
-        let (root, block) = if world == 1 { (0, 0) } else { (longest(false), longest(true)) };
+        let (root, block) = (longest(false), longest(true));
+        let whole = |len: usize| -> Result<Whole<E>> {
+            let buffer = engine.zeros(if direct { 0 } else { len }, compute)?;
+            Ok(Whole { buffer, holds: None, ongoing: None })
+        };
+        let grads = |len: usize| -> Result<Grads<E>> {
+            let buffer = engine.zeros(if grads_direct { 0 } else { len }, plan.reduce)?;
+            Ok(Grads { buffer, reducing: None })
+        };
+        let beside = if plan.overlaps && world > 1 { 2 } else { 1 };
+        let (root, blocks) = (whole(root)?, (0..beside).map(|_| whole(block)).collect::<Result<Vec<_>>>()?);
+        let root_grads = grads(longest(false))?;
+        let block_grads = (0..beside).map(|_| grads(block)).collect::<Result<Vec<_>>>()?;
         let units = units
             .into_iter()
             .map(|unit| {
                 let division = Division { len: unit.len(), world };
-                let zeros = || engine.zeros(division.part());
+                let zeros = || engine.zeros(division.part(), Precision::F32);
                 Ok(Kept {
                     own: division.of(rank),
                     master: zeros()?,
@@ -137,15 +180,25 @@ impl<E: Engine> Sharded<E> {
             .collect::<Result<Vec<_>>>()?;
         Ok(Sharded {
             units,
+            rank,
             world,
-            root: Whole { buffer: engine.zeros(root)?, holds: None },
-            block: Whole { buffer: engine.zeros(block)?, holds: None },
-            root_grads: engine.zeros(root)?,
-            block_grads: engine.zeros(block)?,
-            arrived: engine.zeros(root.max(block) / world)?,
-            activations: step::Activations::new(engine, blocks, sequences, sequence)?,
+            direct,
+            grads_direct,
+            root,
+            blocks,
+            root_grads,
+            block_grads,
+            activations: step::Activations::new(engine, count, plan.sequences, plan.sequence)?,
+            loss: engine.sum()?,
+            squares: engine.sum()?,
             waited: Duration::ZERO,
         })
+    }
+
+    /// What was gathered is no longer what the ranks keep.
+    fn forget(&mut self) {
+        self.root.holds = None;
+        self.blocks.iter_mut().for_each(|block| block.holds = None);
     }
 
     /// Fills this rank's parts with first values: `value(tensor, range, numbers)` gives
@@ -158,7 +211,7 @@ impl<E: Engine> Sharded<E> {
         engine: &E,
         mut value: impl FnMut(&Tensor, Range<usize>, &mut [f32]) -> std::result::Result<(), X>,
     ) -> std::result::Result<(), X> {
-        (self.root.holds, self.block.holds) = (None, None);
+        self.forget();
         for kept in &mut self.units {
             engine.fill(engine.view_mut(&mut kept.first_moment, 0..kept.own.len()), 0.0)?;
             engine.fill(engine.view_mut(&mut kept.second_moment, 0..kept.own.len()), 0.0)?;
@@ -197,7 +250,7 @@ impl<E: Engine> Sharded<E> {
         engine: &E,
         read: impl FnOnce(&mut [PartMut<'_>]) -> std::result::Result<(), X>,
     ) -> std::result::Result<(), X> {
-        (self.root.holds, self.block.holds) = (None, None);
+        self.forget();
         let names: Vec<[String; 3]> = self.units.iter().flat_map(|kept| kept.unit.tensors.iter().map(names)).collect();
         let (mut views, mut whats) = (Vec::new(), Vec::new());
         for kept in &mut self.units {
@@ -262,61 +315,105 @@ impl<E: Engine> Sharded<E> {
         std::mem::take(&mut self.waited)
     }
 
-    /// Brings a whole unit together, unless it is there.
-    fn gather<C: Collective<E>>(&mut self, engine: &E, comm: &mut C, index: usize) -> Result<()> {
+    /// Begins to bring a whole unit together, unless it is there.
+    fn begin_gather<C: Collective<E>>(&mut self, engine: &E, comm: &mut C, index: usize) -> Result<()> {
         let kept = &self.units[index];
-        let whole = if is_block(&kept.unit) { &mut self.block } else { &mut self.root };
-        if self.world == 1 || whole.holds == Some(index) {
+        let whole = if is_block(&kept.unit) { of(&mut self.blocks, index) } else { &mut self.root };
+        if self.direct || whole.holds == Some(index) {
             return Ok(());
         }
+        assert!(whole.ongoing.is_none(), "{} would be gathered over another unit", tag(&kept.unit));
         whole.holds = None;
-        let since = Instant::now();
-        let part = engine.view(&kept.master, 0..kept.division.part());
-        let full = engine.view_mut(&mut whole.buffer, 0..kept.division.padded());
-        comm.all_gather(tag(&kept.unit), part, full)?;
-        self.waited += since.elapsed();
+        let part = kept.division.part();
+        let own = engine.view_mut(&mut whole.buffer, self.rank * part..(self.rank + 1) * part);
+        engine.copy(own, engine.view(&kept.master, 0..part))?;
+        if self.world > 1 {
+            let since = Instant::now();
+            let full = engine.view_mut(&mut whole.buffer, 0..kept.division.padded());
+            whole.ongoing = Some(comm.all_gather(engine, tag(&kept.unit), full)?);
+            self.waited += since.elapsed();
+        }
         whole.holds = Some(index);
+        Ok(())
+    }
+
+    /// Brings a whole unit together, unless it is there.
+    fn gather<C: Collective<E>>(&mut self, engine: &E, comm: &mut C, index: usize) -> Result<()> {
+        self.begin_gather(engine, comm, index)?;
+        let whole = if is_block(&self.units[index].unit) { of(&mut self.blocks, index) } else { &mut self.root };
+        if let Some(ongoing) = whole.ongoing.take() {
+            let since = Instant::now();
+            comm.finish(engine, ongoing)?;
+            self.waited += since.elapsed();
+        }
         Ok(())
     }
 
     /// A unit that was gathered.
     fn whole<'a>(&'a mut self, engine: &E, index: usize) -> E::View<'a> {
-        self.at(engine, index).0
+        self.at(engine, index).params
     }
 
     /// Sets a unit's whole gradients to zero, padding too.
-    fn clear(&mut self, engine: &E, index: usize, first: bool) -> Result<()> {
+    fn clear<C: Collective<E>>(&mut self, engine: &E, comm: &mut C, index: usize, first: bool) -> Result<()> {
+        self.add_reduced(engine, comm, index)?;
         let kept = &mut self.units[index];
         let padded = kept.division.padded();
-        let grads = match (self.world, is_block(&kept.unit)) {
+        let grads = if self.grads_direct {
             // They are the sum of all micro-batches.
-            (1, _) if !first => return Ok(()),
-            (1, _) => &mut kept.grad,
-            (_, true) => &mut self.block_grads,
-            (_, false) => &mut self.root_grads,
+            if !first {
+                return Ok(());
+            }
+            &mut kept.grad
+        } else if is_block(&kept.unit) {
+            &mut of(&mut self.block_grads, index).buffer
+        } else {
+            &mut self.root_grads.buffer
         };
         Ok(engine.fill(engine.view_mut(grads, 0..padded), 0.0)?)
     }
 
-    /// Sums a unit's gradients over the ranks into the parts; what was gathered of them is
-    /// lost. `first`: replaces those of the last step.
-    fn scatter<C: Collective<E>>(&mut self, engine: &E, comm: &mut C, index: usize, first: bool) -> Result<()> {
-        if self.world == 1 {
+    /// Begins to sum a unit's gradients over the ranks. `first`: they replace those of the
+    /// last step.
+    fn reduce<C: Collective<E>>(&mut self, engine: &E, comm: &mut C, index: usize, first: bool) -> Result<()> {
+        if self.grads_direct {
             return Ok(());
         }
+        let kept = &self.units[index];
+        let grads = if is_block(&kept.unit) { of(&mut self.block_grads, index) } else { &mut self.root_grads };
+        let full = engine.view_mut(&mut grads.buffer, 0..kept.division.padded());
+        let since = Instant::now();
+        let ongoing = comm.reduce_scatter(engine, tag(&kept.unit), full)?;
+        self.waited += since.elapsed();
+        grads.reducing = Some((index, first, ongoing));
+        if comm.overlaps() { Ok(()) } else { self.add_reduced(engine, comm, index) }
+    }
+
+    /// Adds what was summed up in the buffer that this unit's gradients take.
+    fn add_reduced<C: Collective<E>>(&mut self, engine: &E, comm: &mut C, index: usize) -> Result<()> {
+        let block = is_block(&self.units[index].unit);
+        let grads = if block { of(&mut self.block_grads, index) } else { &mut self.root_grads };
+        let Some((index, first, ongoing)) = grads.reducing.take() else { return Ok(()) };
+        let since = Instant::now();
+        comm.finish(engine, ongoing)?;
+        self.waited += since.elapsed();
         let kept = &mut self.units[index];
         let part = kept.division.part();
-        let full = if is_block(&kept.unit) { &mut self.block_grads } else { &mut self.root_grads };
-        let full = engine.view_mut(full, 0..kept.division.padded());
-        let since = Instant::now();
-        let to = if first { &mut kept.grad } else { &mut self.arrived };
-        comm.reduce_scatter(tag(&kept.unit), full, engine.view_mut(to, 0..part))?;
-        self.waited += since.elapsed();
-        if !first {
-            engine.add(engine.view_mut(&mut kept.grad, 0..part), engine.view(&self.arrived, 0..part))?;
-        }
+        let sum = engine.view(&grads.buffer, self.rank * part..(self.rank + 1) * part);
+        let to = engine.view_mut(&mut kept.grad, 0..part);
+        if first {
+            engine.copy(to, sum)?
+        } else {
+            engine.add(to, sum)?
+        };
         Ok(())
     }
+}
+
+/// Neighbours among the blocks have different buffers, where there are two.
+fn of<T>(buffers: &mut [T], index: usize) -> &mut T {
+    let count = buffers.len();
+    &mut buffers[index % count]
 }
 
 /// A unit, what of it is this rank's, and that: parameters, first and second moments.
@@ -408,8 +505,13 @@ mod tests {
         .unwrap()
     }
 
-    fn sharded(engine: &Cpu, spec: &Spec, rank: u32, world: u32) -> Sharded<Cpu> {
-        let mut sharded = Sharded::new(engine, spec.units(), MICRO, SEQ * spec.hidden, rank, world).unwrap();
+    fn plan(spec: &Spec, rank: u32, world: u32) -> Plan {
+        let sequence = SEQ * spec.hidden;
+        Plan { sequences: MICRO, sequence, rank, world, reduce: Precision::F32, overlaps: false }
+    }
+
+    fn sharded(engine: &Cpu, spec: &Spec, plan: Plan) -> Sharded<Cpu> {
+        let mut sharded = Sharded::new(engine, spec.units(), plan).unwrap();
         let begun = sharded.initialise(engine, |tensor, range, numbers| {
             initial(tensor, 3, range, numbers);
             Ok::<(), EngineError>(())
@@ -428,21 +530,22 @@ mod tests {
     /// Some steps of a global batch of 5 by ranks that have 2 at once: uneven, and with
     /// four or more ranks some have no second micro-batch or none at all. Gives the
     /// losses, the norms and rank 0's view of all parameters in the end.
-    fn train(comm: &mut Local, tied: bool) -> (Vec<[f64; 2]>, Vec<f32>) {
+    fn train<C: Collective<Cpu>>(comm: &mut C, tied: bool) -> (Vec<[f64; 2]>, Vec<f32>) {
         let (engine, spec) = (Cpu::default(), spec(tied));
         let (rank, world) = (comm.rank() as usize, comm.world_size() as usize);
-        let mut sharded = sharded(&engine, &spec, rank as u32, world as u32);
+        let plan = Plan { overlaps: comm.overlaps(), ..plan(&spec, rank as u32, world as u32) };
+        let mut sharded = sharded(&engine, &spec, plan);
         let mut model = Model::new(&engine, &spec, MICRO, SEQ, 3).unwrap();
         let share = |rank: usize| GLOBAL * rank / world;
         let mut told = Vec::new();
         for step in 1..=4 {
-            let mut loss = 0.0;
             for micro in 0..GLOBAL.div_ceil(world).div_ceil(MICRO) {
                 let from = (share(rank) + micro * MICRO).min(share(rank + 1));
                 let batch = batch(from, (from + MICRO).min(share(rank + 1)));
                 let scale = 1.0 / (GLOBAL * SEQ) as f32;
-                loss += sharded.micro_step(&engine, comm, &mut model, batch.as_ref(), scale, micro == 0).unwrap();
+                sharded.micro_step(&engine, comm, &mut model, batch.as_ref(), scale, micro == 0).unwrap();
             }
+            let loss = sharded.take_loss(&engine).unwrap();
             let mut sums = [loss / (GLOBAL * SEQ) as f64, sharded.sum_of_squares(&engine).unwrap()];
             comm.sum(Tag::of("step", step), &mut sums).unwrap();
             told.push([sums[0], sums[1].sqrt()]);
@@ -464,6 +567,103 @@ mod tests {
         });
         shown.unwrap();
         (told, all)
+    }
+
+    /// Says that it overlaps. What was begun is finished once, before the same memory is
+    /// given again: else the numbers that it poisons would show.
+    struct Beside {
+        local: Local,
+        begun: u64,
+        ongoing: Vec<(u64, *const f32)>,
+        most: usize,
+    }
+
+    impl Beside {
+        fn begin(&mut self, full: &[f32]) -> Ongoing {
+            self.begun += 1;
+            assert!(self.ongoing.iter().all(|(_, at)| *at != full.as_ptr()), "given again before it was finished");
+            self.ongoing.push((self.begun, full.as_ptr()));
+            self.most = self.most.max(self.ongoing.len());
+            Ongoing(self.begun)
+        }
+    }
+
+    impl Exchange for Beside {
+        fn rank(&self) -> u32 {
+            self.local.rank()
+        }
+
+        fn world_size(&self) -> u32 {
+            self.local.world_size()
+        }
+
+        fn exchange(&mut self, tag: Tag, own: &[u8]) -> std::result::Result<Vec<Vec<u8>>, CommError> {
+            self.local.exchange(tag, own)
+        }
+
+        fn broadcast(&mut self, tag: Tag, root: u32, bytes: &mut Vec<u8>) -> std::result::Result<(), CommError> {
+            self.local.broadcast(tag, root, bytes)
+        }
+
+        fn barrier(&mut self, tag: Tag) -> std::result::Result<(), CommError> {
+            self.local.barrier(tag)
+        }
+    }
+
+    impl Collective<Cpu> for Beside {
+        fn overlaps(&self) -> bool {
+            true
+        }
+
+        fn all_gather(&mut self, engine: &Cpu, tag: Tag, full: &mut [f32]) -> Result<Ongoing> {
+            let ongoing = self.begin(full);
+            let Ongoing(_) = self.local.all_gather(engine, tag, full)?;
+            Ok(ongoing)
+        }
+
+        fn reduce_scatter(&mut self, engine: &Cpu, tag: Tag, full: &mut [f32]) -> Result<Ongoing> {
+            let ongoing = self.begin(full);
+            let Ongoing(_) = self.local.reduce_scatter(engine, tag, full)?;
+            let (rank, part) = (self.rank() as usize, full.len() / self.world_size() as usize);
+            for (i, part) in full.chunks_exact_mut(part).enumerate().filter(|(i, _)| *i != rank) {
+                part.fill(f32::NAN + i as f32);
+            }
+            Ok(ongoing)
+        }
+
+        fn all_reduce(&mut self, engine: &Cpu, tag: Tag, values: &mut [f32]) -> Result<Ongoing> {
+            let ongoing = self.begin(values);
+            let Ongoing(_) = self.local.all_reduce(engine, tag, values)?;
+            Ok(ongoing)
+        }
+
+        fn finish(&mut self, _engine: &Cpu, ongoing: Ongoing) -> Result<()> {
+            let before = self.ongoing.len();
+            self.ongoing.retain(|(begun, _)| *begun != ongoing.0);
+            assert_eq!(self.ongoing.len() + 1, before, "{ongoing:?} was not begun, or is finished");
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn collectives_beside_the_computation_give_the_same_bits() {
+        for tied in [true, false] {
+            for world in [2, 3] {
+                let plain = at_world(world, tied);
+                std::thread::scope(|scope| {
+                    let ranks = Local::group(world).into_iter().map(|local| {
+                        scope.spawn(move || {
+                            let mut beside = Beside { local, begun: 0, ongoing: Vec::new(), most: 0 };
+                            let trained = train(&mut beside, tied);
+                            assert!(beside.ongoing.is_empty() && beside.most >= 2, "{} at once", beside.most);
+                            trained
+                        })
+                    });
+                    let ranks: Vec<_> = ranks.collect();
+                    assert!(ranks.into_iter().all(|rank| rank.join().unwrap() == plain), "world {world}");
+                });
+            }
+        }
     }
 
     fn at_world(world: u32, tied: bool) -> (Vec<[f64; 2]>, Vec<f32>) {
@@ -501,7 +701,7 @@ mod tests {
             let spec = spec(false);
             let mut found = std::collections::BTreeMap::<String, Vec<Range<usize>>>::new();
             for rank in 0..world {
-                let mut kept = sharded(&engine, &spec, rank, world);
+                let mut kept = sharded(&engine, &spec, plan(&spec, rank, world));
                 let snapshot = kept.snapshot(&engine).unwrap();
                 let copies: Vec<(String, Vec<f32>)> = snapshot
                     .parts()

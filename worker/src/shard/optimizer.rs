@@ -8,12 +8,19 @@ impl<E: Engine> Sharded<E> {
     ///
     /// # Errors
     /// The device's.
-    pub fn sum_of_squares(&self, engine: &E) -> Result<f64> {
-        let mut sum = 0.0;
+    pub fn sum_of_squares(&mut self, engine: &E) -> Result<f64> {
         for kept in &self.units {
-            sum += engine.sum_of_squares(engine.view(&kept.grad, 0..kept.own.len()))?;
+            engine.sum_of_squares(&mut self.squares, engine.view(&kept.grad, 0..kept.own.len()))?;
         }
-        Ok(sum)
+        Ok(engine.take(&mut self.squares)?)
+    }
+
+    /// The sum of this rank's losses in all micro-batches since this was asked last.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn take_loss(&mut self, engine: &E) -> Result<f64> {
+        Ok(engine.take(&mut self.loss)?)
     }
 
     /// One step of AdamW; weight decay only where [`crate::model::Tensor::decays`].
@@ -22,7 +29,7 @@ impl<E: Engine> Sharded<E> {
     /// The device's.
     pub fn update(&mut self, engine: &E, how: AdamW) -> Result<()> {
         // What was gathered is of before.
-        (self.root.holds, self.block.holds) = (None, None);
+        self.forget();
         for kept in &mut self.units {
             // Neighbours with the same decay in one go.
             let mut runs: Vec<(std::ops::Range<usize>, bool)> = Vec::new();

@@ -16,9 +16,9 @@ use crate::checkpoint::{
 use crate::comm::{Collective, Tag};
 use crate::config::{Config, ExportDtype, changed};
 use crate::data::{Batches, Beside, Dataset, Order};
-use crate::engine::{AdamW, Engine};
+use crate::engine::{AdamW, Engine, Precision};
 use crate::model::{Model, Spec, initial};
-use crate::shard::{Batch, ShardError, Sharded};
+use crate::shard::{Batch, Plan, ShardError, Sharded};
 
 type Result<T> = std::result::Result<T, TrainError>;
 
@@ -151,7 +151,6 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         let (config, rank, world) = (&self.config.train, self.rank(), self.world());
         self.data_check.is_over(Duration::ZERO)?;
         let begun = Instant::now();
-        let mut loss = 0.0;
         // Gradients are those of the mean over all tokens of the global batch.
         let tokens = config.global_batch_size as u64 * config.seq_len as u64;
         let scale = 1.0 / tokens as f32;
@@ -162,11 +161,11 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
             self.times.data += reading.elapsed().as_secs_f64();
             self.times.sequences += samples.len() as f64;
             let first = micro_step == 0;
-            loss += self.sharded.micro_step(self.engine, self.comm, &mut self.model, batch.as_ref(), scale, first)?;
+            self.sharded.micro_step(self.engine, self.comm, &mut self.model, batch.as_ref(), scale, first)?;
         }
 
         let mut sums = [
-            loss / tokens as f64,
+            self.sharded.take_loss(self.engine)? / tokens as f64,
             self.sharded.sum_of_squares(self.engine)?,
             f64::from(u8::from(signals::asked().is_some())),
         ];
@@ -335,7 +334,15 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
         // One whose steps are all done, too: what it cannot export it would try for ever.
         let save_time = count_start(comm, job, state.step)?;
 
-        let mut sharded = Sharded::new(engine, spec.units(), sequences, train.seq_len * spec.hidden, rank, world)?;
+        let plan = Plan {
+            sequences,
+            sequence: train.seq_len * spec.hidden,
+            rank,
+            world,
+            reduce: Precision::F32,
+            overlaps: comm.overlaps(),
+        };
+        let mut sharded = Sharded::new(engine, spec.units(), plan)?;
         let model = Model::new(engine, &spec, sequences, train.seq_len, train.loss_chunk)?;
         match (&choice.chosen, &config.model.path) {
             (Some(chosen), _) => sharded.load(engine, |parts| {

@@ -70,8 +70,9 @@ impl Case {
         let (mut model, xs) = self.forward(self.batch);
         let x = xs.last().unwrap();
         let mut untouched = vec![7.0; x.len()];
-        let loss =
-            model.head(&self.engine, &self.params[self.last()], x, &self.targets, &mut untouched, None, 1.0).unwrap();
+        let mut loss = 0.0;
+        let params = &self.params[self.last()];
+        model.head(&self.engine, &mut loss, params, x, &self.targets, &mut untouched, None, 1.0).unwrap();
         assert!(untouched.iter().all(|x| *x == 7.0), "an evaluation writes no gradient");
         loss / f64::from(self.counted())
     }
@@ -83,7 +84,8 @@ impl Case {
         let last = self.last();
         let mut dx = vec![f32::NAN; xs[0].len()];
         let (x, scale) = (xs.last().unwrap(), 1.0 / self.counted());
-        let loss = model.head(e, &self.params[last], x, &self.targets, &mut dx, Some(&mut grads[last]), scale).unwrap();
+        let (mut loss, into) = (0.0, Some(&mut *grads[last]));
+        model.head(e, &mut loss, &self.params[last], x, &self.targets, &mut dx, into, scale).unwrap();
         for layer in (0..self.spec.layers).rev() {
             let (params, grads) = (&self.params[layer + 1], &mut grads[layer + 1]);
             model.block_backward(e, params, &xs[layer], &mut dx, grads).unwrap();
@@ -117,7 +119,10 @@ impl Case {
         let mut of = |row: usize, token: usize| {
             let mut targets = vec![IGNORED; self.targets.len()];
             targets[row] = token as u32;
-            -model.head(&self.engine, &self.params[self.last()], x, &targets, &mut dx, None, 1.0).unwrap()
+            let mut loss = 0.0;
+            let params = &self.params[self.last()];
+            model.head(&self.engine, &mut loss, params, x, &targets, &mut dx, None, 1.0).unwrap();
+            -loss
         };
         let (rows, vocab) = (self.targets.len(), self.spec.vocab);
         (0..rows * vocab).map(|i| of(i / vocab, i % vocab)).collect()

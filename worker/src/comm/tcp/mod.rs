@@ -24,8 +24,9 @@ use self::meet::Door;
 use self::ring::Round;
 use self::turn::{Group, Turn};
 use super::control::{Clock, Control, Terms};
-use super::{Collective, CommError, Exchange, Op, Tag};
+use super::{Collective, CommError, Exchange, Ongoing, Op, Tag};
 use crate::engine::Cpu;
+use crate::shard;
 
 /// An all_reduce of at most this many bytes, times the ranks, is exchanged whole: fewer
 /// messages, each of them still one segment or few.
@@ -139,25 +140,25 @@ impl Exchange for Tcp {
 }
 
 impl Collective<Cpu> for Tcp {
-    fn all_gather(&mut self, tag: Tag, shard: &[f32], full: &mut [f32]) -> Result<(), CommError> {
-        assert_eq!(full.len(), shard.len() * self.group.world as usize, "all_gather of {tag}");
-        let at = self.group.rank as usize * shard.len();
-        full[at..at + shard.len()].copy_from_slice(shard);
-        self.ring(Op::AllGather, tag, shard.len(), full)
+    fn all_gather(&mut self, _engine: &Cpu, tag: Tag, full: &mut [f32]) -> shard::Result<Ongoing> {
+        let world = self.group.world as usize;
+        assert!(full.len().is_multiple_of(world), "all_gather of {tag}: {} numbers of {world} ranks", full.len());
+        self.ring(Op::AllGather, tag, full.len() / world, full)?;
+        Ok(Ongoing(self.sequence))
     }
 
-    fn reduce_scatter(&mut self, tag: Tag, full: &mut [f32], shard: &mut [f32]) -> Result<(), CommError> {
-        assert_eq!(full.len(), shard.len() * self.group.world as usize, "reduce_scatter of {tag}");
+    fn reduce_scatter(&mut self, _engine: &Cpu, tag: Tag, full: &mut [f32]) -> shard::Result<Ongoing> {
+        let world = self.group.world as usize;
+        assert!(full.len().is_multiple_of(world), "reduce_scatter of {tag}: {} numbers of {world} ranks", full.len());
         self.ring(Op::ReduceScatter, tag, full.len(), full)?;
-        let at = self.group.rank as usize * shard.len();
-        shard.copy_from_slice(&full[at..at + shard.len()]);
-        Ok(())
+        Ok(Ongoing(self.sequence))
     }
 
-    fn all_reduce(&mut self, tag: Tag, values: &mut [f32]) -> Result<(), CommError> {
+    fn all_reduce(&mut self, _engine: &Cpu, tag: Tag, values: &mut [f32]) -> shard::Result<Ongoing> {
         let count = values.len();
         if count * 4 * self.group.world as usize > EXCHANGED {
-            return self.ring(Op::AllReduce, tag, count, values);
+            self.ring(Op::AllReduce, tag, count, values)?;
+            return Ok(Ongoing(self.sequence));
         }
         let own = values.as_bytes().to_vec();
         let all = self.turn(Op::AllReduce, tag, (Dtype::F32, count), 0, |turn, _| turn.all_to_all(&own))?;
@@ -166,6 +167,10 @@ impl Collective<Cpu> for Tcp {
             let numbers = bytes.chunks_exact(4).map(|four| f32::from_ne_bytes([four[0], four[1], four[2], four[3]]));
             values.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
         }
+        Ok(Ongoing(self.sequence))
+    }
+
+    fn finish(&mut self, _engine: &Cpu, _ongoing: Ongoing) -> shard::Result<()> {
         Ok(())
     }
 }

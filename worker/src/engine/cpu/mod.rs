@@ -13,7 +13,7 @@ use std::ops::{Deref, DerefMut, Range};
 
 use threads::Threads;
 
-use super::{AdamW, Attention, Engine, EngineError, Matmul, Result};
+use super::{AdamW, Attention, Engine, EngineError, Matmul, Precision, Result};
 
 /// The processor.
 #[derive(Debug, Clone)]
@@ -73,11 +73,17 @@ impl Engine for Cpu {
     type View<'a> = &'a [f32];
     type ViewMut<'a> = &'a mut [f32];
     type Tokens = Vec<u32>;
+    type Sum = f64;
 
-    fn zeros(&self, len: usize) -> Result<Buffer> {
+    fn compute(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn zeros(&self, len: usize, precision: Precision) -> Result<Buffer> {
+        assert_eq!(precision, Precision::F32, "the processor computes in f32");
         let mut memory = Vec::new();
         memory.try_reserve_exact(len.saturating_add(LINE)).map_err(|_| {
-            EngineError(format!(
+            EngineError::Wrong(format!(
                 "no memory for {len} more numbers ({:.1} GiB): more ranks, or a smaller micro_batch_size or seq_len, need less",
                 len as f64 * 4.0 / f64::from(1 << 30)
             ))
@@ -87,8 +93,20 @@ impl Engine for Cpu {
         Ok(Buffer { memory, start, len })
     }
 
+    fn sum(&self) -> Result<f64> {
+        Ok(0.0)
+    }
+
+    fn take(&self, sum: &mut f64) -> Result<f64> {
+        Ok(std::mem::take(sum))
+    }
+
     fn len(&self, buffer: &Buffer) -> usize {
         buffer.len()
+    }
+
+    fn view_len(&self, view: &[f32]) -> usize {
+        view.len()
     }
 
     fn view<'a>(&self, buffer: &'a Buffer, range: Range<usize>) -> &'a [f32] {
@@ -166,8 +184,9 @@ impl Engine for Cpu {
         Ok(())
     }
 
-    fn sum_of_squares(&self, x: &[f32]) -> Result<f64> {
-        Ok(rows::sum_of_squares(&self.threads, x))
+    fn sum_of_squares(&self, sum: &mut f64, x: &[f32]) -> Result<()> {
+        *sum += rows::sum_of_squares(&self.threads, x);
+        Ok(())
     }
 
     fn matmul(&self, c: &mut [f32], a: &[f32], b: &[f32], how: Matmul) -> Result<()> {
@@ -248,13 +267,15 @@ impl Engine for Cpu {
 
     fn cross_entropy(
         &self,
+        sum: &mut f64,
         logits: &mut [f32],
         targets: &Vec<u32>,
         first: usize,
         rows: usize,
         scale: f32,
-    ) -> Result<f64> {
-        rows::cross_entropy(&self.threads, logits, &targets[first..first + rows], scale)
+    ) -> Result<()> {
+        *sum += rows::cross_entropy(&self.threads, logits, &targets[first..first + rows], scale)?;
+        Ok(())
     }
 
     fn adamw(&self, param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32], how: AdamW) -> Result<()> {

@@ -168,7 +168,7 @@ pub(super) fn swiglu_backward(threads: &Threads, gate: &mut [f32], up: &mut [f32
 /// Tokens come from a user's file: whether all of them have a row in the table.
 fn check_tokens<'a>(mut tokens: impl Iterator<Item = &'a u32>, vocab: usize) -> Result<()> {
     match tokens.find(|token| **token as usize >= vocab) {
-        Some(token) => Err(EngineError(format!(
+        Some(token) => Err(EngineError::Wrong(format!(
             "token {token} is not in the vocabulary of {vocab}: the data was prepared with another tokenizer than the model's"
         ))),
         None => Ok(()),
