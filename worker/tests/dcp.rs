@@ -7,7 +7,6 @@ use std::process::Command;
 
 use palingenesis_worker::checkpoint::dcp::{self, Dcp, DcpError, Fault, Shard, verify};
 use palingenesis_worker::checkpoint::{Part, PartMut};
-use palingenesis_worker::shard::Division;
 use serde_json::json;
 
 #[path = "interop/torch_checkpoint.rs"]
@@ -64,6 +63,12 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
+/// What a rank has of so many numbers: parts of equal length, the last one shorter.
+fn cut(len: usize, world: usize, rank: usize) -> std::ops::Range<usize> {
+    let part = len.div_ceil(world);
+    (rank * part).min(len)..((rank + 1) * part).min(len)
+}
+
 /// Each tensor divided over `world` ranks; a small model of all that can occur.
 fn write(dir: &Path, world: usize) -> Vec<(String, Shard)> {
     let state = json!({"step": 3, "seed": u64::MAX, "lr": 0.1});
@@ -74,7 +79,7 @@ fn write(dir: &Path, world: usize) -> Vec<(String, Shard)> {
                 .enumerate()
                 .map(|(tensor, (name, shape))| {
                     let all = numbers(tensor, shape.iter().product());
-                    let range = Division { len: all.len(), world }.of(rank);
+                    let range = cut(all.len(), world, rank);
                     (*name, *shape, range.clone(), all[range].to_vec())
                 })
                 .collect();
@@ -96,7 +101,7 @@ fn read_all(dcp: &Dcp, world: usize) {
     for (tensor, (name, shape)) in TENSORS.into_iter().enumerate() {
         let all = numbers(tensor, shape.iter().product());
         for rank in 0..world {
-            let range = Division { len: all.len(), world }.of(rank);
+            let range = cut(all.len(), world, rank);
             let mut data = vec![0.0; range.len()];
             dcp.read(&mut PartMut { name, shape, range: range.clone(), data: &mut data }).unwrap();
             assert_eq!(bits(&data), bits(&all[range]), "{name} of rank {rank} of {world}");
