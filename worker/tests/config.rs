@@ -340,10 +340,12 @@ fn the_example_has_every_key_with_its_default() {
     let inside = |name: &str| if name == "PWD" { Some("/work".into()) } else { variable(name) };
     let read = |text: &str| Config::parse(Path::new("worker.toml"), text, &[], &inside).unwrap();
     let example = read(&text);
-    // Commented lines are the defaults, so that nothing changes without the #; the two
+    // Commented lines are the defaults, so that nothing changes without the #; the
     // keys without a default are examples.
     let uncomment = |line: &str| match line.strip_prefix('#') {
-        Some(setting) if ["#", "path", "key_file"].iter().all(|start| !setting.starts_with(start)) => {
+        Some(setting)
+            if ["#", "path", "key_file", "cuda_libraries"].iter().all(|start| !setting.starts_with(start)) =>
+        {
             format!("{setting}\n")
         }
         _ => format!("{line}\n"),

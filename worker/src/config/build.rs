@@ -9,13 +9,24 @@ use serde_json::Value;
 use super::keys::{self, Key, Takes};
 use super::parse::{self, All};
 use super::{
-    CheckpointConfig, CommConfig, Config, ConfigError, DataConfig, ExportDtype, ModelConfig, ResumeFrom, TrainConfig,
+    CheckpointConfig, CommConfig, Config, ConfigError, DataConfig, Device, ExportDtype, ModelConfig, ResumeFrom,
+    TrainConfig,
 };
+use crate::engine::Precision;
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
 /// A variable of the environment.
 pub type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Of a word; `None` where it is left to the device.
+fn precision(word: &str) -> Option<Precision> {
+    match word {
+        "f32" => Some(Precision::F32),
+        "bf16" => Some(Precision::Bf16),
+        _ => None,
+    }
+}
 
 impl Config {
     /// Reads a file, TOML or YAML by its ending, and then `overrides`, each
@@ -75,6 +86,14 @@ impl Values<'_> {
                 log_every: self.whole("train.log_every")?,
                 loss_chunk: self.size("train.loss_chunk")?,
                 threads: self.size("train.threads")?,
+                device: match self.word("train.device")?.as_str() {
+                    "cpu" => Device::Cpu,
+                    "cuda" => Device::Cuda,
+                    _ => Device::Auto,
+                },
+                param_dtype: precision(&self.word("train.param_dtype")?),
+                reduce_dtype: precision(&self.word("train.reduce_dtype")?).unwrap_or(Precision::F32),
+                cuda_libraries: self.path("train.cuda_libraries")?,
             },
             checkpoint: CheckpointConfig {
                 every: self.whole("checkpoint.every")?,

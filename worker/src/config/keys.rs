@@ -81,7 +81,7 @@ use Weight::{Fixed, Free, Told};
 
 /// All of them, section by section. What a model or data directory holds decides whether a
 /// training can go on, not where it lies, so that paths are free.
-pub const KEYS: [Key; 33] = [
+pub const KEYS: [Key; 37] = [
     key("model", "path", Path, "", Free, "a Hugging Face directory: config.json and the weights to begin with"),
     key("model", "random_init", Flag, "false", Free, "of path, only config.json: weights begin from the seed"),
     key("model", "shape", Shape, "", Free, "instead of path: keys of config.json, model_type among them"),
@@ -110,8 +110,40 @@ pub const KEYS: [Key; 33] = [
     key("train", "eps", Positive, "1e-8", Told, "of AdamW"),
     key("train", "seed", Whole(0, u64::MAX), "0", Fixed, "of the first weights and the order of sequences"),
     key("train", "log_every", Whole(1, 1 << 40), "10", Free, "steps between two lines of a log"),
-    key("train", "loss_chunk", Whole(1, MANY), "256", Free, "positions whose logits are held at once"),
+    key(
+        "train",
+        "loss_chunk",
+        Whole(0, MANY),
+        "0",
+        Free,
+        "positions whose logits are held at once; 0: 256, on a GPU 4096",
+    ),
     key("train", "threads", Whole(0, 4096), "0", Free, "of a rank; 0: as many as its CPUs"),
+    key("train", "device", Word(&["auto", "cpu", "cuda"]), "\"auto\"", Free, "auto: cuda where a GPU is, else cpu"),
+    key(
+        "train",
+        "param_dtype",
+        Word(&["auto", "f32", "bf16"]),
+        "\"auto\"",
+        Free,
+        "what is computed in; auto: bf16 on a GPU, f32 on a CPU; masters are f32",
+    ),
+    key(
+        "train",
+        "reduce_dtype",
+        Word(&["f32", "bf16"]),
+        "\"f32\"",
+        Free,
+        "of gradients, summed over ranks; bf16: GPUs",
+    ),
+    key(
+        "train",
+        "cuda_libraries",
+        Path,
+        "",
+        Free,
+        "a directory in which CUDA's and NCCL's libraries are looked for first",
+    ),
     key("checkpoint", "every", Whole(0, 1 << 40), "500", Free, "steps; 0: only at the end and on a signal"),
     key("checkpoint", "keep", Whole(1, 1 << 20), "5", Free, "newest valid checkpoints that are kept"),
     key("checkpoint", "export", Flag, "true", Free, "at the end write output_dir/final, which Hugging Face reads"),
@@ -137,7 +169,9 @@ pub fn find(section: &str, name: &str) -> Option<&'static Key> {
 }
 
 /// Names that other programs have for the same.
-const ELSEWHERE: [(&str, &str); 32] = [
+const ELSEWHERE: [(&str, &str); 34] = [
+    ("mixed_precision_param", "train.param_dtype"),
+    ("mixed_precision_reduce", "train.reduce_dtype"),
     ("max_steps", "train.steps"),
     ("num_steps", "train.steps"),
     ("learning_rate", "train.lr"),

@@ -13,6 +13,8 @@ mod parse;
 
 use std::path::PathBuf;
 
+use crate::engine::Precision;
+
 pub use identity::{Change, changed, hash};
 
 /// What is wrong with a configuration, where, and the cure, in one line.
@@ -102,10 +104,29 @@ pub struct TrainConfig {
     pub seed: u64,
     /// `log_every`: steps between two lines.
     pub log_every: u64,
-    /// `loss_chunk`: rows whose logits are held at once.
+    /// `loss_chunk`: rows whose logits are held at once; 0: what suits the device.
     pub loss_chunk: usize,
     /// `threads`: of this rank; 0: as many as its CPUs allow.
     pub threads: usize,
+    /// `device`.
+    pub device: Device,
+    /// `param_dtype`: what parameters are computed with in; `None`: what suits the device.
+    pub param_dtype: Option<Precision>,
+    /// `reduce_dtype`: what gradients are summed over the ranks in.
+    pub reduce_dtype: Precision,
+    /// `cuda_libraries`: where CUDA's and NCCL's libraries are looked for first.
+    pub cuda_libraries: Option<PathBuf>,
+}
+
+/// `device`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// `auto`: CUDA where a GPU is, else the CPU.
+    Auto,
+    /// `cpu`.
+    Cpu,
+    /// `cuda`.
+    Cuda,
 }
 
 /// `export_dtype`.

@@ -136,6 +136,14 @@ pub trait Engine {
 
     /// What activations, and parameters while they are used, are stored as.
     fn compute(&self) -> Precision;
+    /// How many rows of logits are held at once where nobody says: so many that the device
+    /// has enough to do, and no more.
+    fn loss_chunk(&self) -> usize;
+    /// Bytes of the device's memory that are in use, by whomever; `None` where that is the
+    /// host's.
+    fn memory_in_use(&self) -> Option<u64> {
+        None
+    }
     /// `len` zeros, stored as `precision`, which is F32 or [`Engine::compute`].
     ///
     /// # Errors

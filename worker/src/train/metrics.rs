@@ -27,14 +27,16 @@ pub struct Times {
     pub sequences: f64,
     /// Highest resident memory so far, bytes.
     pub memory: f64,
+    /// Its GPU's memory in use, bytes; 0 on the processor.
+    pub device_memory: f64,
 }
 
 impl Times {
     /// For other ranks.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
-        let Times { compute, wait, data, sequences, memory } = self;
-        [compute, wait, data, sequences, memory].iter().flat_map(|number| number.to_le_bytes()).collect()
+        let Times { compute, wait, data, sequences, memory, device_memory } = self;
+        [compute, wait, data, sequences, memory, device_memory].iter().flat_map(|number| number.to_le_bytes()).collect()
     }
 
     /// Another rank's; zeros where it sent something else.
@@ -42,7 +44,7 @@ impl Times {
     pub fn from_bytes(bytes: &[u8]) -> Times {
         let mut numbers = bytes.chunks_exact(8).map(|eight| f64::from_le_bytes(eight.try_into().unwrap_or_default()));
         let mut next = || numbers.next().unwrap_or_default();
-        Times { compute: next(), wait: next(), data: next(), sequences: next(), memory: next() }
+        Times { compute: next(), wait: next(), data: next(), sequences: next(), memory: next(), device_memory: next() }
     }
 
     fn per_sequence(&self) -> Option<f64> {
@@ -207,12 +209,17 @@ impl Reporter {
         };
         let least_and_most = |(least, most): (f64, f64)| json!({ "min": least, "max": most });
         let (compute, wait, data) = (range(|t| t.compute), range(|t| t.wait), range(|t| t.data));
-        let memory = times.iter().map(|times| times.memory).fold(0.0, f64::max);
-        self.line(&json!({
+        let most = |of: fn(&Times) -> f64| times.iter().map(of).fold(0.0, f64::max);
+        let (memory, device_memory) = (most(|times| times.memory), most(|times| times.device_memory));
+        let mut line = json!({
             "event": "step", "step": step, "loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens": tokens_seen,
             "tokens_per_s": tokens_per_s, "step_s": step_s, "compute_s": least_and_most(compute),
             "wait_s": least_and_most(wait), "data_s": least_and_most(data), "memory_bytes": memory, "skipped": skipped,
-        }));
+        });
+        if device_memory > 0.0 {
+            line["device_memory_bytes"] = json!(device_memory);
+        }
+        self.line(&line);
         let numbers = format!("loss {loss:.4}, lr {lr:.2e}, grad norm {grad_norm:.3}, {tokens_per_s:.0} tokens/s");
         match &self.bar {
             Some(bar) => {
@@ -220,12 +227,17 @@ impl Reporter {
                 bar.set_message(numbers);
             }
             None => output::to_stdout(&format!(
-                "step {step}/{}: {numbers}, {step_s:.3} s a step (compute {}, wait {}, data {}), {:.0} MiB\n",
+                "step {step}/{}: {numbers}, {step_s:.3} s a step (compute {}, wait {}, data {}), {:.0} MiB{}\n",
                 self.steps,
                 span(compute),
                 span(wait),
                 span(data),
-                memory / f64::from(1 << 20)
+                memory / f64::from(1 << 20),
+                if device_memory > 0.0 {
+                    format!(", GPU {:.1} GiB", device_memory / f64::from(1 << 30))
+                } else {
+                    String::new()
+                }
             )),
         }
     }
@@ -310,7 +322,7 @@ mod tests {
 
     #[test]
     fn times_survive_the_way() {
-        let times = Times { compute: 1.5, wait: 0.25, data: 1e-3, sequences: 3.0, memory: 1e9 };
+        let times = Times { compute: 1.5, wait: 0.25, data: 1e-3, sequences: 3.0, memory: 1e9, device_memory: 2e9 };
         assert_eq!(Times::from_bytes(&times.to_bytes()), times);
         assert_eq!(Times::from_bytes(b"short"), Times::default());
         assert!(peak_memory() > 1e5);

@@ -16,7 +16,7 @@ use crate::checkpoint::{
 use crate::comm::{Collective, Tag};
 use crate::config::{Config, ExportDtype, changed};
 use crate::data::{Batches, Beside, Dataset, Order};
-use crate::engine::{AdamW, Engine, Precision};
+use crate::engine::{AdamW, Engine};
 use crate::model::{Model, Spec, initial};
 use crate::shard::{Batch, Plan, ShardError, Sharded};
 
@@ -238,6 +238,7 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
     fn window(&mut self, outcome: &Outcome, took: Duration, steps: u64) -> Result<()> {
         self.times.compute -= self.times.data;
         self.times.memory = metrics::peak_memory();
+        self.times.device_memory = self.engine.memory_in_use().unwrap_or(0) as f64;
         let own = std::mem::take(&mut self.times).to_bytes();
         let all = self.comm.exchange(Tag::of("times", self.state.step as u32), &own)?;
         let times: Vec<Times> = all.iter().map(|bytes| Times::from_bytes(bytes)).collect();
@@ -339,11 +340,12 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
             sequence: train.seq_len * spec.hidden,
             rank,
             world,
-            reduce: Precision::F32,
+            reduce: train.reduce_dtype,
             overlaps: comm.overlaps(),
         };
         let mut sharded = Sharded::new(engine, spec.units(), plan)?;
-        let model = Model::new(engine, &spec, sequences, train.seq_len, train.loss_chunk)?;
+        let chunk = if train.loss_chunk == 0 { engine.loss_chunk() } else { train.loss_chunk };
+        let model = Model::new(engine, &spec, sequences, train.seq_len, chunk)?;
         match (&choice.chosen, &config.model.path) {
             (Some(chosen), _) => sharded.load(engine, |parts| {
                 checkpoints.load(comm, chosen, parts)?;
@@ -560,7 +562,8 @@ fn same_on_all<E: Engine, C: Collective<E>>(comm: &mut C, job: &Job<'_>, identit
         json!({
             "model.random_init": model.random_init, "train.output_dir": train.output_dir,
             "train.resume_from": format!("{:?}", train.resume_from), "train.micro_batch_size": train.micro_batch_size,
-            "train.log_every": train.log_every, "checkpoint.every": checkpoint.every, "checkpoint.keep": checkpoint.keep,
+            "train.log_every": train.log_every, "train.param_dtype": format!("{:?}", train.param_dtype),
+            "train.reduce_dtype": format!("{:?}", train.reduce_dtype), "checkpoint.every": checkpoint.every, "checkpoint.keep": checkpoint.keep,
             "checkpoint.export": checkpoint.export, "checkpoint.grace": checkpoint.grace,
         }),
     ) {

@@ -79,6 +79,10 @@ impl Engine for Cpu {
         Precision::F32
     }
 
+    fn loss_chunk(&self) -> usize {
+        256
+    }
+
     fn zeros(&self, len: usize, precision: Precision) -> Result<Buffer> {
         assert_eq!(precision, Precision::F32, "the processor computes in f32");
         let mut memory = Vec::new();
