@@ -25,7 +25,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use common::ranks::{Ended, Rank, SURELY, codes, command, end, free_port, spawn};
+use common::port::free_port;
+use common::ranks::{Ended, Rank, SURELY, codes, command, end, spawn};
 use common::{Place, Random};
 use palingenesis_worker::comm::recorder;
 use serde_json::Value;
@@ -236,7 +237,8 @@ fn all_are_there(ranks: &mut [Rank], output: &Path) -> bool {
         if met {
             return true;
         }
-        if ranks.iter_mut().any(Rank::has_ended) {
+        if let Some(rank) = ranks.iter_mut().find_map(|rank| rank.has_ended().then_some(rank)) {
+            eprintln!("before all ranks had met, one ended: {}", rank.said());
             return false;
         }
         assert!(Instant::now() < limit, "the ranks did not meet");

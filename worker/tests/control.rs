@@ -1,6 +1,9 @@
 //! The control group between real processes: this test binary started again, once for each
 //! rank, told by lines what to do.
 
+#[path = "common/port.rs"]
+mod port;
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
@@ -16,6 +19,7 @@ use palingenesis::system::user::effective_uid;
 use palingenesis_worker::comm::control::{Control, Terms, store_key};
 use palingenesis_worker::comm::recorder::{Recorder, merge};
 use palingenesis_worker::comm::{CommError, Op, Tag};
+use port::free_port;
 
 /// For what certainly happens: a machine may be busy.
 const SURELY: Duration = Duration::from_secs(20);
@@ -145,22 +149,9 @@ struct Launch {
     silence: f64,
 }
 
-/// A port that no program has, below those that the kernel gives to anybody.
-fn free_port() -> u16 {
-    let mut at = std::process::id().wrapping_mul(31);
-    loop {
-        let random: [u8; 2] = palingenesis::system::random::bytes().unwrap();
-        at = at.wrapping_add(u32::from(u16::from_ne_bytes(random)));
-        let port = 20_000 + (at % 12_000) as u16;
-        if sockets::listen(([0, 0, 0, 0], port).into(), false).is_ok() {
-            return port;
-        }
-    }
-}
-
 impl Launch {
     fn of(world: u32) -> Launch {
-        Launch { world, port: free_port(), master: "127.0.0.1", key: KEY, start: 15.0, silence: 10.0 }
+        Launch { world, port: free_port("0.0.0.0"), master: "127.0.0.1", key: KEY, start: 15.0, silence: 10.0 }
     }
 
     fn rank(&self, rank: u32) -> Rank {

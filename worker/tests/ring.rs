@@ -1,7 +1,9 @@
 //! The collectives over sockets, between threads and between processes, against plain sums.
 
+#[path = "common/port.rs"]
+mod port;
+
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,13 +14,9 @@ use palingenesis_worker::comm::tcp::Tcp;
 use palingenesis_worker::comm::{Collective, CommError, Exchange, Ongoing, Tag, connect};
 use palingenesis_worker::engine::Cpu;
 use palingenesis_worker::shard::{self, ShardError};
+use port::free_port;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A port that nobody has now.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// How a group of ranks is brought together.
 #[derive(Clone)]
@@ -58,7 +56,7 @@ impl How {
 
     /// Each rank is a thread; what each of them gives.
     fn run<T: Send + 'static>(&self, work: impl Fn(&mut Tcp) -> T + Copy + Send + 'static) -> Vec<T> {
-        let port = free_port();
+        let port = free_port("127.0.0.1");
         let ranks: Vec<_> = (0..self.world)
             .map(|rank| {
                 let how = self.clone();
@@ -326,7 +324,7 @@ impl Drop for Rank {
 
 /// Ranks that exchange numbers without end.
 fn processes(world: u32, silence: u32, host: fn(u32) -> String) -> Vec<Rank> {
-    let (port, key) = (free_port(), Key::new().unwrap().to_hex());
+    let (port, key) = (free_port("127.0.0.1"), Key::new().unwrap().to_hex());
     let mut ranks: Vec<Rank> = (0..world)
         .map(|rank| {
             let mut child = Command::new(std::env::current_exe().unwrap())

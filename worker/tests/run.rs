@@ -11,7 +11,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::ranks::{Ended, codes, command, end, free_port, spawn, start, start_each, wait_for_start, wait_for_step};
+use common::port::free_port;
+use common::ranks::{Ended, codes, command, end, spawn, start, start_each, wait_for_start, wait_for_step};
 use common::{Place, losses};
 
 #[test]

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::io::Read;
-use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::port::free_port;
 use super::{Place, losses};
 
 /// For what certainly happens: a machine may be busy.
@@ -18,6 +18,7 @@ pub const SURELY: Duration = Duration::from_secs(60);
 pub struct Rank {
     pub child: Child,
     said: Option<JoinHandle<String>>,
+    words: String,
     status: Option<(ExitStatus, Instant)>,
 }
 
@@ -52,14 +53,21 @@ impl Rank {
         self.status.is_some()
     }
 
+    /// All that it has said, of one that has ended.
+    pub fn said(&mut self) -> &str {
+        if let Some(said) = self.said.take() {
+            self.words = said.join().unwrap();
+        }
+        &self.words
+    }
+
     /// Waits, not for ever.
     pub fn end(mut self) -> Ended {
         let limit = Instant::now() + SURELY;
         while !self.has_ended() {
             if Instant::now() > limit {
                 let _ = self.child.kill();
-                let said = self.said.take().unwrap().join().unwrap();
-                panic!("it did not end within a minute: {said}");
+                panic!("it did not end within a minute: {}", self.said());
             }
             thread::sleep(Duration::from_millis(2));
         }
@@ -69,8 +77,7 @@ impl Rank {
     /// Of one that has ended.
     fn over(&mut self) -> Ended {
         let (status, when) = self.status.unwrap();
-        let said = self.said.take().unwrap().join().unwrap();
-        Ended { code: status.code(), signal: status.signal(), said, when }
+        Ended { code: status.code(), signal: status.signal(), said: self.said().to_string(), when }
     }
 }
 
@@ -98,11 +105,6 @@ pub fn end(mut ranks: Vec<Rank>) -> Vec<Ended> {
 
 pub fn codes(ended: &[Ended]) -> Vec<Option<i32>> {
     ended.iter().map(|rank| rank.code).collect()
-}
-
-/// A port that nobody has now.
-pub fn free_port(address: &str) -> u16 {
-    TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port()
 }
 
 /// The command of one rank of a world on this host, without a key.
@@ -136,7 +138,7 @@ pub fn spawn(mut command: Command) -> Rank {
         let _ = stderr.read_to_end(&mut said);
         String::from_utf8_lossy(&said).into_owned()
     });
-    Rank { child, said: Some(said), status: None }
+    Rank { child, said: Some(said), words: String::new(), status: None }
 }
 
 /// Starts all ranks of a world.
