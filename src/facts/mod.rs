@@ -7,6 +7,7 @@
 mod bound;
 pub mod container;
 pub mod cpuset;
+pub mod cuda;
 pub mod directories;
 pub mod environment;
 pub mod exit;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use palingenesis::config::Plugstack;
 use palingenesis::config::site::{self, SITE_FILE, Site, SiteError};
+use palingenesis::facts::cuda::{self, Libraries};
 use palingenesis::facts::directories::{self, FileSystem, Request};
 use palingenesis::facts::topology::NicKind;
 use palingenesis::facts::{Environment, NodeFacts, User};
@@ -27,6 +28,8 @@ pub struct Facts {
     pub node: Devices,
     /// Libraries that a training may load, those that are found.
     pub libraries: Vec<Found>,
+    /// Those that palingenesis-worker would take on a GPU.
+    pub worker: Libraries,
     /// Directories that the site file names, and what stands for them where it names none.
     pub directories: Vec<Folder>,
     /// Soft and hard limits of this process: locked memory, open files.
@@ -136,6 +139,7 @@ impl Facts {
         Facts {
             directories: folders(parsed.as_ref(), &tree),
             libraries: libraries(&tree),
+            worker: worker(&tree),
             memlock: limits::limit(Resource::LockedMemory),
             open_files: limits::limit(Resource::OpenFiles),
             enroot: enroot(&tree, pyxis),
@@ -239,6 +243,12 @@ fn libraries(tree: &Tree) -> Vec<Found> {
         }
     }
     found
+}
+
+fn worker(tree: &Tree) -> Libraries {
+    // Of another machine's tree this process's variables say nothing.
+    let environment = if tree.is_machine() { Environment::of_process() } else { Environment::default() };
+    cuda::find(tree.root(), None, &environment)
 }
 
 /// What the loader finds without being told.

@@ -107,6 +107,7 @@ pub fn checks(facts: &Facts) -> Vec<Check> {
     checks.push(site_file(facts));
     checks.extend(devices(facts));
     checks.extend(libraries(facts));
+    checks.push(worker(facts));
     checks.extend(facts.directories.iter().map(folder));
     checks.extend(limits(facts));
     checks.extend(enroot(facts));
@@ -708,7 +709,77 @@ fn devices(facts: &Facts) -> Vec<Check> {
             check("network-cards", Verdict::Note, text, source)
         }
     };
-    vec![gpus, nics, driver(facts)]
+    [Some(gpus), architecture(facts), Some(nics), Some(driver(facts))].into_iter().flatten().collect()
+}
+
+/// What the worker's kernels are for: Ampere and later, times ten.
+const OLDEST: u32 = 80;
+
+/// Compute capabilities, times ten, by what a model's name has in it; of two the longer one
+/// counts (<https://developer.nvidia.com/cuda-gpus>).
+const ARCHITECTURES: [(&str, u32); 25] = [
+    ("P100", 60),
+    ("P40", 61),
+    ("V100", 70),
+    ("T4", 75),
+    ("RTX 6000", 75),
+    ("RTX 8000", 75),
+    ("A100", 80),
+    ("A800", 80),
+    ("A30", 80),
+    ("A10", 86),
+    ("A16", 86),
+    ("A40", 86),
+    ("RTX A", 86),
+    ("L4", 89),
+    ("L40", 89),
+    ("RTX 6000 Ada", 89),
+    ("H100", 90),
+    ("H800", 90),
+    ("H20", 90),
+    ("H200", 90),
+    ("GH200", 90),
+    ("B200", 100),
+    ("GB200", 100),
+    ("B300", 103),
+    ("RTX PRO 6000", 120),
+];
+
+/// Of a model, where its name is known.
+fn capability(model: &str) -> Option<u32> {
+    // "A10" is in "A100", "L4" in "L40S".
+    let fits = |name: &str| {
+        model.match_indices(name).any(|(at, _)| {
+            let (before, after) = (model[..at].chars().next_back(), model[at + name.len()..].chars().next());
+            !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(|c| c.is_ascii_digit())
+        })
+    };
+    let known = ARCHITECTURES.iter().filter(|(name, _)| fits(name)).max_by_key(|(name, _)| name.len());
+    known.map(|(_, capability)| *capability)
+}
+
+fn architecture(facts: &Facts) -> Option<Check> {
+    if facts.node.nvidia == 0 {
+        return None;
+    }
+    let (mut known, mut old) = (Vec::new(), false);
+    for (model, _) in &facts.node.gpus {
+        match capability(model) {
+            Some(capability) => {
+                known.push(format!("{model}: compute capability {}.{}", capability / 10, capability % 10));
+                old |= capability < OLDEST;
+            }
+            None => {
+                known.push(format!("{model}: not known here, see `nvidia-smi --query-gpu=compute_cap --format=csv`"))
+            }
+        }
+    }
+    let verdict = if old { Verdict::Note } else { Verdict::Ok };
+    let mut text = known.join("; ");
+    if old {
+        text.push_str("; palingenesis-worker computes on 8.0 (Ampere) and later");
+    }
+    Some(check("gpu-architecture", verdict, text, "the models' names"))
 }
 
 fn driver(facts: &Facts) -> Check {
@@ -765,6 +836,31 @@ fn libraries(facts: &Facts) -> Vec<Check> {
         }
     };
     vec![of("nccl", "libnccl", "libnccl.so.2"), of("cuda", "libcuda", "libcuda.so.1 or libcudart.so")]
+}
+
+/// What palingenesis-worker opens at its start on a GPU.
+fn worker(facts: &Facts) -> Check {
+    let (name, source) = ("worker-cuda", "where palingenesis-worker looks, without train.cuda_libraries");
+    let found = &facts.worker;
+    let all = [&found.driver, &found.nvrtc, &found.cublaslt, &found.nccl];
+    let there: Vec<String> = all
+        .iter()
+        .filter_map(|library| library.as_ref().ok())
+        .map(|found| match found.version.is_empty() {
+            true => format!("{} ({})", found.path.display(), found.by),
+            false => format!("{} {} ({})", found.path.display(), found.version, found.by),
+        })
+        .collect();
+    if facts.node.nvidia == 0 {
+        return check(name, Verdict::Note, "no NVIDIA GPU: the worker computes on the processor", source);
+    }
+    let missing: Vec<_> = all.iter().filter_map(|library| library.as_ref().err()).collect();
+    let Some(first) = missing.first() else {
+        return check(name, Verdict::Ok, there.join(", "), source);
+    };
+    let names: Vec<&str> = missing.iter().map(|missing| missing.name).collect();
+    let text = format!("palingenesis-worker does not find {} for its GPUs", names.join(", "));
+    check(name, Verdict::Note, text, source).cure(first.cure)
 }
 
 /// Too little for a compiler's cache or the start of one.

@@ -1,8 +1,11 @@
 //! Each verdict by the facts that lead to it; the hosts are made up.
 
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use palingenesis::config::site::SiteError;
+use palingenesis::facts::Environment;
+use palingenesis::facts::cuda::{self, Libraries, Rule};
 use palingenesis::facts::directories::FileSystem;
 
 use super::facts::{Devices, Enroot, Facts, Folder, Found, SiteFile, Use};
@@ -97,11 +100,65 @@ fn right() -> Facts {
             Found { name: "libcuda.so.1", path: "/usr/lib64/libcuda.so.550.54.15".into(), by: "ld.so.cache" },
             Found { name: "libnccl.so.2", path: "/usr/lib64/libnccl.so.2.21.5".into(), by: "ld.so.cache" },
         ],
+        worker: libraries(),
         directories: vec![folder(Use::Local, "/scratch", 0o1777)],
         memlock: Some((u64::MAX, u64::MAX)),
         open_files: Some((1024, 1 << 20)),
         enroot: None,
     }
+}
+
+/// What the worker takes: of the driver, a toolkit and a package.
+fn libraries() -> Libraries {
+    let found = |path: &str, version: &str, by| Ok(cuda::Found { path: path.into(), version: version.into(), by });
+    Libraries {
+        driver: found("/usr/lib64/libcuda.so.1", "550.54.15", Rule::Loader),
+        nvrtc: found("/usr/local/cuda/lib64/libnvrtc.so.12", "12.4.127", Rule::Toolkit),
+        nvrtc_builtins: Some("/usr/local/cuda/lib64/libnvrtc-builtins.so.12.4".into()),
+        cublaslt: found("/usr/local/cuda/lib64/libcublasLt.so.12", "12.4.5.8", Rule::Toolkit),
+        nccl: found("/usr/lib64/libnccl.so.2", "2.21.5", Rule::Loader),
+    }
+}
+
+#[test]
+fn what_the_worker_needs_on_a_gpu_is_shown_or_named() {
+    holds(
+        ("worker-cuda", Verdict::Ok, 0, &["libnvrtc.so.12 12.4.127 (/usr/local/cuda*/lib64)", "libnccl.so.2"]),
+        |_| (),
+    );
+    holds(("worker-cuda", Verdict::Note, 0, &["does not find libnccl.so.2 for its GPUs", "pip install"]), |facts| {
+        let missing = cuda::find(Path::new("/nowhere"), None, &Environment::default()).nccl;
+        facts.worker.nccl = missing;
+    });
+    holds(("worker-cuda", Verdict::Note, 0, &["the worker computes on the processor"]), |facts| {
+        facts.node = Devices::default();
+    });
+}
+
+#[test]
+fn gpus_have_their_compute_capability_by_their_models() {
+    // https://developer.nvidia.com/cuda-gpus
+    for (model, capability) in [
+        ("NVIDIA H100 80GB HBM3", "9.0"),
+        ("NVIDIA GH200 480GB", "9.0"),
+        ("NVIDIA A100-SXM4-80GB", "8.0"),
+        ("NVIDIA A10", "8.6"),
+        ("NVIDIA L4", "8.9"),
+        ("NVIDIA L40S", "8.9"),
+        ("NVIDIA RTX 6000 Ada Generation", "8.9"),
+        ("NVIDIA B200", "10.0"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "12.0"),
+    ] {
+        holds(("gpu-architecture", Verdict::Ok, 0, &[&format!("{model}: compute capability {capability}")]), |facts| {
+            facts.node.gpus = vec![(model.into(), 4)];
+        });
+    }
+    holds(("gpu-architecture", Verdict::Note, 0, &["compute capability 7.0", "8.0 (Ampere) and later"]), |facts| {
+        facts.node.gpus = vec![("Tesla V100-SXM2-32GB".into(), 4)];
+    });
+    holds(("gpu-architecture", Verdict::Ok, 0, &["NVIDIA X1: not known here"]), |facts| {
+        facts.node.gpus = vec![("NVIDIA X1".into(), 1)];
+    });
 }
 
 fn closed(but_group: bool) -> Access {
@@ -168,10 +225,12 @@ fn a_right_node_is_right_and_its_checks_keep_their_names() {
             "slurmd",
             "site-file",
             "gpus",
+            "gpu-architecture",
             "network-cards",
             "driver",
             "nccl",
             "cuda",
+            "worker-cuda",
             "local",
             "memlock",
             "open-files"
@@ -184,9 +243,9 @@ fn a_right_node_is_right_and_its_checks_keep_their_names() {
 }
 
 /// (name of the check, its verdict, exit code of the whole, parts of text or cure)
-type Case = (&'static str, Verdict, u8, &'static [&'static str]);
+type Case<'a> = (&'static str, Verdict, u8, &'a [&'a str]);
 
-fn holds(case: Case, change: impl FnOnce(&mut Facts)) {
+fn holds(case: Case<'_>, change: impl FnOnce(&mut Facts)) {
     let (name, verdict, code, parts) = case;
     let mut facts = right();
     change(&mut facts);
