@@ -127,8 +127,22 @@ impl Recorder {
 
     /// The last operation that began is over.
     pub fn leave(&mut self) {
-        let Some(last) = self.next.checked_sub(1) else { return };
-        let record = self.record(last);
+        if let Some(last) = self.next.checked_sub(1) {
+            self.end(last);
+        }
+    }
+
+    /// The operation of this number is over: one of the last, though others began after it.
+    pub fn over(&mut self, sequence: u64) {
+        let first = self.next.saturating_sub(KEPT);
+        let number = (first..self.next).rev().find(|number| self.record(*number)[..8] == sequence.to_le_bytes());
+        if let Some(number) = number {
+            self.end(number);
+        }
+    }
+
+    fn end(&mut self, number: usize) {
+        let record = self.record(number);
         record[24..32].copy_from_slice(&clock::now().to_le_bytes());
         compiler_fence(Ordering::SeqCst);
         record[STATE] = LEFT;
@@ -466,6 +480,22 @@ mod tests {
         assert_eq!(read(&path).unwrap().entries, []);
         assert_eq!(read(&folder.join("rank-3.old")).unwrap().entries.len(), KEPT);
         drop(again);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn an_operation_is_over_by_its_number_while_others_go_on() {
+        let folder = folder("beside");
+        let mut recorder = Recorder::create(&folder.join("rank-0"), 0, 2, "n1").unwrap();
+        for sequence in 1..=2000 {
+            recorder.enter(sequence, Op::AllGather, Tag::of("block", 1), 10);
+        }
+        recorder.over(1998);
+        // No record of it is left.
+        recorder.over(3);
+        let entries = read(&folder.join("rank-0")).unwrap().entries;
+        let ended: Vec<u64> = entries.iter().filter(|entry| entry.end.is_some()).map(|entry| entry.sequence).collect();
+        assert_eq!((entries.len(), ended), (KEPT, vec![1998]));
         fs::remove_dir_all(folder).unwrap();
     }
 

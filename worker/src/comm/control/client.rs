@@ -385,7 +385,7 @@ impl Client {
     /// Every second, and soon when this rank stays in one place: where a rank hangs or dies
     /// is known then.
     fn beat(&mut self) {
-        let now = *lock(&self.shared.place);
+        let now = self.shared.place();
         let stays = now == self.place.seen && now != self.place.told;
         self.place.seen = now;
         if self.link.said.elapsed() >= BEAT || stays {

@@ -153,7 +153,13 @@ type Place = Option<(u64, Op, Tag, bool)>;
 
 /// What the rank and its thread know together.
 struct Shared {
+    rank: u32,
+    /// Of all ranks, once they are known.
+    hosts: OnceLock<Vec<String>>,
+    recorder: OnceLock<Mutex<Recorder>>,
     place: Mutex<Place>,
+    /// The same of the operations that go on beside the rank's own work.
+    beside: Mutex<Place>,
     broken: Mutex<Option<CommError>>,
     /// Of `broken`.
     is_broken: Condvar,
@@ -171,9 +177,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    fn new() -> io::Result<Shared> {
+    fn new(rank: u32) -> io::Result<Shared> {
         Ok(Shared {
+            rank,
+            hosts: OnceLock::new(),
+            recorder: OnceLock::new(),
             place: Mutex::default(),
+            beside: Mutex::default(),
             broken: Mutex::default(),
             is_broken: Condvar::new(),
             told: io::pipe()?,
@@ -183,11 +193,47 @@ impl Shared {
         })
     }
 
+    /// What this rank itself waits for comes first, then what its device does.
+    fn place(&self) -> Place {
+        let (own, beside) = (*lock(&self.place), *lock(&self.beside));
+        let inside = |place: &Place| place.is_some_and(|(.., inside)| inside);
+        let number = |place: &Place| place.map_or(0, |(sequence, ..)| sequence);
+        match (inside(&own), inside(&beside)) {
+            (false, true) => beside,
+            (false, false) if number(&beside) > number(&own) => beside,
+            _ => own,
+        }
+    }
+
     fn at(&self) -> At {
-        match *lock(&self.place) {
+        match self.place() {
             Some((sequence, op, tag, inside)) => At { inside, ..At::operation(sequence, op, tag) },
             None => At::default(),
         }
+    }
+
+    fn host(&self, rank: u32) -> String {
+        let index = usize::try_from(rank).unwrap_or(usize::MAX);
+        printable(self.hosts.get().and_then(|hosts| hosts.get(index)).map_or("?", String::as_str))
+    }
+
+    /// See [`Control::waiting_for`].
+    fn waiting_for(&self, sequence: u64) -> Option<String> {
+        let behind = lock(&self.behind);
+        let late: Vec<&(u32, At)> =
+            behind.iter().filter(|(rank, at)| *rank != self.rank && at.sequence < sequence).collect();
+        let mut texts: Vec<String> = late
+            .iter()
+            .take(3)
+            .map(|(rank, at)| format!("rank {rank} on {}, which is at {}", self.host(*rank), at.text()))
+            .collect();
+        match late.len().saturating_sub(texts.len()) {
+            _ if late.is_empty() => return None,
+            0 => {}
+            more if late.len() >= BEHIND => texts.push(format!("{more} or more others")),
+            more => texts.push(format!("{more} other{}", s(more))),
+        }
+        Some(texts.join("; "))
     }
 
     /// The first cause holds.
@@ -203,6 +249,13 @@ impl Shared {
 
     fn broken(&self) -> Option<CommError> {
         lock(&self.broken).clone()
+    }
+
+    /// See [`Control::verdict`].
+    fn verdict(&self, limit: Duration) -> Option<CommError> {
+        let broken = lock(&self.broken);
+        let waited = self.is_broken.wait_timeout_while(broken, limit, |broken| broken.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
     /// The rank ends; only the first way counts.
@@ -257,14 +310,14 @@ impl Clock {
 /// This rank's place in the group.
 pub struct Control {
     rank: u32,
-    hosts: Vec<String>,
     key: Option<Key>,
     shared: Arc<Shared>,
-    recorder: OnceLock<Mutex<Recorder>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Sees from any thread that the group is broken.
+/// Sees from any thread that the group is broken, or says so; and says what goes on beside
+/// the rank's own work.
+#[derive(Clone)]
 pub struct Watch(Arc<Shared>);
 
 impl Watch {
@@ -278,6 +331,65 @@ impl Watch {
                 None => broken = self.0.is_broken.wait(broken).unwrap_or_else(PoisonError::into_inner),
             }
         }
+    }
+}
+
+impl Watch {
+    /// Why the group is of no more use; `None` while it is whole.
+    #[must_use]
+    pub fn is_broken(&self) -> Option<CommError> {
+        self.0.broken()
+    }
+
+    /// See [`Control::verdict`].
+    #[must_use]
+    pub fn verdict(&self, limit: Duration) -> Option<CommError> {
+        self.0.verdict(limit)
+    }
+
+    /// The group is broken by what this rank saw: it breaks off here, and the other ranks are
+    /// told. Comes back at once.
+    pub fn break_off(&self, error: CommError) {
+        let why = sentence(&error.to_string());
+        self.0.break_off(error);
+        self.0.end(Ending::Failed(why));
+    }
+
+    /// An operation begins that goes on beside the rank's own work: what the recorder keeps.
+    pub fn begin(&self, sequence: u64, op: Op, tag: Tag, count: u64) {
+        if let Some(recorder) = self.0.recorder.get() {
+            lock(recorder).enter(sequence, op, tag, count);
+        }
+    }
+
+    /// That operation is over.
+    pub fn over(&self, sequence: u64) {
+        if let Some(recorder) = self.0.recorder.get() {
+            lock(recorder).over(sequence);
+        }
+    }
+
+    /// The operation that this rank's device is in, or has left: what the others are told
+    /// while the rank itself waits for no other.
+    pub fn stand(&self, sequence: u64, op: Op, tag: Tag, inside: bool) {
+        *lock(&self.0.beside) = Some((sequence, op, tag, inside));
+    }
+
+    /// See [`Control::waiting_for`]; `None`: all ranks are in it, as far as they said.
+    #[must_use]
+    pub fn waiting_for(&self, sequence: u64) -> Option<String> {
+        self.0.waiting_for(sequence)
+    }
+
+    /// A rank, its host and its operation, if that has this number but is another one.
+    #[must_use]
+    pub fn differs(&self, sequence: u64, op: Op, tag: Tag) -> Option<(u32, String, String)> {
+        let own = At::operation(sequence, op, tag);
+        let behind = lock(&self.0.behind);
+        let other = behind
+            .iter()
+            .find(|(rank, at)| *rank != self.0.rank && at.inside && at.sequence == sequence && *at != own)?;
+        Some((other.0, self.0.host(other.0), other.1.text()))
     }
 }
 
@@ -307,7 +419,7 @@ impl Control {
             return Err(CommError::Refused(format!("RANK={rank} is not below WORLD_SIZE={world}")));
         }
         let own = |error: io::Error| CommError::Own(format!("cannot make a pipe: {error}"));
-        let shared = Arc::new(Shared::new().map_err(own)?);
+        let shared = Arc::new(Shared::new(rank).map_err(own)?);
         let (peers, thread) = if world == 1 {
             let address = SocketAddr::from(([127, 0, 0, 1], data_port));
             (vec![Peer { rank, host: terms.host.clone(), address }], None)
@@ -318,15 +430,8 @@ impl Control {
             let (client, peers) = client::join(terms, data_port, &shared)?;
             (peers, Some(start_thread(move || client.run())?))
         };
-        let hosts = peers.iter().map(|peer| peer.host.clone()).collect();
-        let control = Control {
-            rank,
-            hosts,
-            key: terms.key.clone(),
-            shared,
-            recorder: OnceLock::new(),
-            thread: Mutex::new(thread),
-        };
+        let _ = shared.hosts.set(peers.iter().map(|peer| peer.host.clone()).collect());
+        let control = Control { rank, key: terms.key.clone(), shared, thread: Mutex::new(thread) };
         Ok((control, peers))
     }
 
@@ -338,13 +443,13 @@ impl Control {
 
     /// From now on operations are recorded there; only the first recorder counts.
     pub fn record(&self, recorder: Recorder) {
-        let _ = self.recorder.set(Mutex::new(recorder));
+        let _ = self.shared.recorder.set(Mutex::new(recorder));
     }
 
     /// This rank enters an operation: what the others are told, and the recorder keeps.
     pub fn enter(&self, sequence: u64, op: Op, tag: Tag, count: u64) {
         *lock(&self.shared.place) = Some((sequence, op, tag, true));
-        if let Some(recorder) = self.recorder.get() {
+        if let Some(recorder) = self.shared.recorder.get() {
             lock(recorder).enter(sequence, op, tag, count);
         }
     }
@@ -354,7 +459,7 @@ impl Control {
         if let Some((.., inside)) = &mut *lock(&self.shared.place) {
             *inside = false;
         }
-        if let Some(recorder) = self.recorder.get() {
+        if let Some(recorder) = self.shared.recorder.get() {
             lock(recorder).leave();
         }
     }
@@ -381,34 +486,14 @@ impl Control {
     /// something is wrong, but not what.
     #[must_use]
     pub fn verdict(&self, limit: Duration) -> Option<CommError> {
-        let broken = lock(&self.shared.broken);
-        let waited = self.shared.is_broken.wait_timeout_while(broken, limit, |broken| broken.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
+        self.shared.verdict(limit)
     }
 
     /// Who has not come to this operation, as far as is known here: heartbeats are a second
     /// old at most. "rank 11 on node2, which is at all_gather #8811 of block 16".
     #[must_use]
     pub fn waiting_for(&self, sequence: u64) -> String {
-        let behind = lock(&self.shared.behind);
-        let late: Vec<&(u32, At)> =
-            behind.iter().filter(|(rank, at)| *rank != self.rank && at.sequence < sequence).collect();
-        let host = |rank: u32| {
-            let index = usize::try_from(rank).unwrap_or(usize::MAX);
-            printable(self.hosts.get(index).map_or("?", String::as_str))
-        };
-        let mut texts: Vec<String> = late
-            .iter()
-            .take(3)
-            .map(|(rank, at)| format!("rank {rank} on {}, which is at {}", host(*rank), at.text()))
-            .collect();
-        match late.len().saturating_sub(texts.len()) {
-            _ if late.is_empty() => return "data: all ranks are in it, as far as they said".to_owned(),
-            0 => {}
-            more if late.len() >= BEHIND => texts.push(format!("{more} or more others")),
-            more => texts.push(format!("{more} other{}", s(more))),
-        }
-        texts.join("; ")
+        self.shared.waiting_for(sequence).unwrap_or_else(|| "data: all ranks are in it, as far as they said".to_owned())
     }
 
     /// This rank ends with an error of its own, and the others are told why: one line, as a
@@ -455,6 +540,6 @@ pub fn refuse(terms: &Terms, why: &str) {
 
 impl std::fmt::Debug for Control {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Control").field("rank", &self.rank).field("hosts", &self.hosts).finish_non_exhaustive()
+        f.debug_struct("Control").field("rank", &self.rank).field("hosts", &self.shared.hosts).finish_non_exhaustive()
     }
 }

@@ -243,7 +243,7 @@ pub fn gather(terms: &Terms, data_port: u16, shared: &Arc<Shared>) -> Result<(Se
 /// Waits for the other ranks only to tell them why there is no training. Where nobody can
 /// come nobody is told.
 pub fn refuse(terms: &Terms, why: &str) {
-    let Ok(shared) = Shared::new().map(Arc::new) else { return };
+    let Ok(shared) = Shared::new(0).map(Arc::new) else { return };
     let Ok(mut server) = Server::new(terms, 0, &shared) else { return };
     server.stop(format!("rank 0 on {} has ended: {why}", printable(&terms.host)), false);
     server.linger(terms.start);
@@ -301,14 +301,15 @@ impl Server {
             let Some(ending) = self.shared.ending() else { continue };
             let broken = self.shared.broken().is_some();
             match ending {
-                _ if broken => break,
-                // The others see it by the connections.
-                Ending::Dropped => return,
-                Ending::Failed(why) => {
+                // Also where this rank saw it elsewhere than here.
+                Ending::Failed(why) if self.last.is_none() => {
                     self.gone.push(Gone { rank: 0, why, said: true });
                     self.judge();
                     break;
                 }
+                _ if broken => break,
+                // The others see it by the connections.
+                Ending::Dropped | Ending::Failed(_) => return,
                 Ending::Orderly => {
                     let end = *end.get_or_insert_with(|| Instant::now() + self.silence);
                     let all_done = self.members.iter().flatten().all(|member| !member.connected);
@@ -368,7 +369,7 @@ impl Server {
     fn judge(&mut self) {
         let gone = std::mem::take(&mut self.gone);
         let Some(first) = gone.iter().find(|gone| !gone.said).or(gone.first()) else { return };
-        if self.shared.broken().is_some() {
+        if self.last.is_some() {
             return;
         }
         let Some(Some(member)) = self.members.get(first.rank as usize) else { return };

@@ -120,3 +120,47 @@ fn a_world_of_one_meets_nobody() {
     let error = Control::join(&terms(1, 1, 0), 40000).unwrap_err().to_string();
     assert_eq!(error, "RANK=1 is not below WORLD_SIZE=1");
 }
+
+#[test]
+fn what_a_rank_waits_for_itself_goes_before_what_its_device_does() {
+    let (control, _) = Control::join(&terms(0, 1, 0), 40000).unwrap();
+    let (watch, tag) = (control.watch(), Tag::of("block", 1));
+    let at = || control.shared.at().text();
+    control.enter(4, Op::Exchange, tag, 0);
+    control.leave();
+    watch.stand(3, Op::AllGather, tag, true);
+    assert_eq!(at(), "all_gather #3 of block 1");
+    control.enter(5, Op::Barrier, tag, 0);
+    assert_eq!(at(), "barrier #5 of block 1");
+    control.leave();
+    assert_eq!(at(), "all_gather #3 of block 1");
+    watch.stand(3, Op::AllGather, tag, false);
+    assert_eq!(at(), "its own work after barrier #5 of block 1");
+    watch.stand(6, Op::AllReduce, tag, false);
+    assert_eq!(at(), "its own work after all_reduce #6 of block 1");
+}
+
+#[test]
+fn what_rank_0_saw_elsewhere_all_are_told() {
+    let port = free_port();
+    let joined = std::sync::Arc::new(std::sync::Barrier::new(3));
+    let ranks: Vec<_> = (0..3)
+        .map(|rank| {
+            let joined = std::sync::Arc::clone(&joined);
+            std::thread::spawn(move || {
+                let (control, _) = Control::join(&terms(rank, 3, port), 40000).unwrap();
+                let watch = control.watch();
+                joined.wait();
+                if rank == 0 {
+                    watch.break_off(CommError::Own("its GPU is gone".to_owned()));
+                }
+                watch.broken().to_string()
+            })
+        })
+        .collect();
+    let said: Vec<String> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+    assert_eq!(
+        said,
+        ["its GPU is gone", "rank 0 on n0 has ended: its GPU is gone", "rank 0 on n0 has ended: its GPU is gone"]
+    );
+}

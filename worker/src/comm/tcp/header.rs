@@ -33,13 +33,20 @@ pub(super) struct Header {
     pub(super) root: u32,
     index: u32,
     word: [u8; WORD],
+    /// Of the operations before it that went another way.
+    before: u64,
 }
 
 impl Header {
     pub(super) fn new(op: Op, tag: Tag, sequence: u64, dtype: Dtype, count: u64, root: u32) -> Header {
         let mut word = [0; WORD];
         word.iter_mut().zip(tag.what.bytes()).for_each(|(to, byte)| *to = byte);
-        Header { op, dtype, sequence, count, root, index: tag.index, word }
+        Header { op, dtype, sequence, count, root, index: tag.index, word, before: 0 }
+    }
+
+    /// After operations with this digest.
+    pub(super) fn after(self, before: u64) -> Header {
+        Header { before, ..self }
     }
 
     pub(super) fn to_bytes(self) -> [u8; LENGTH] {
@@ -52,6 +59,7 @@ impl Header {
         bytes[24..28].copy_from_slice(&self.root.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.index.to_le_bytes());
         bytes[32..32 + WORD].copy_from_slice(&self.word);
+        bytes[56..64].copy_from_slice(&self.before.to_le_bytes());
         bytes
     }
 
@@ -70,6 +78,7 @@ impl Header {
             root: u32::from_le_bytes(four(24)),
             index: u32::from_le_bytes(four(28)),
             word,
+            before: eight(56),
         })
     }
 
@@ -103,6 +112,8 @@ impl Header {
             Some("the counts differ")
         } else if self.root != other.root {
             Some("the roots differ")
+        } else if self.before != other.before {
+            Some("the collectives before it differ")
         } else {
             Some("the types differ")
         }
@@ -120,6 +131,7 @@ mod tests {
     #[test]
     fn a_header_comes_back_from_its_bytes_and_garbage_does_not() {
         assert_eq!(Header::from_bytes(&some().to_bytes()), Some(some()));
+        assert_eq!(Header::from_bytes(&some().after(u64::MAX - 1).to_bytes()), Some(some().after(u64::MAX - 1)));
         assert_eq!(some().describe(), "all_gather #8812 of block 17 (1024 f32)");
         assert_eq!(Header::from_bytes(&[0; LENGTH]), None);
         for (at, value) in [(0, b'x'), (3, b'2'), (4, 0), (4, 7), (5, 0), (5, 3)] {
@@ -141,6 +153,7 @@ mod tests {
             (Header::new(Op::AllGather, tag, 8812, Dtype::F32, 1025, 0), "counts"),
             (Header::new(Op::AllGather, tag, 8812, Dtype::F32, 1024, 1), "roots"),
             (Header::new(Op::AllGather, tag, 8812, Dtype::Bytes, 1024, 0), "types"),
+            (some().after(1), "before it"),
         ] {
             let difference = some().difference(&other).unwrap();
             assert!(difference.contains(why), "{difference}");

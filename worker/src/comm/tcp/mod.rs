@@ -38,6 +38,8 @@ pub struct Tcp {
     group: Group,
     timeout: Duration,
     sequence: u64,
+    /// Of all operations that went another way so far.
+    digest: u64,
     scratch: Vec<f32>,
     failed: Option<CommError>,
 }
@@ -54,6 +56,7 @@ pub fn connect(terms: &Terms, timeout: Duration) -> Result<Tcp, CommError> {
         group: meet::connections(terms, door, control, &peers)?,
         timeout,
         sequence: 0,
+        digest: 0,
         scratch: Vec::new(),
         failed: None,
     })
@@ -71,6 +74,38 @@ impl Tcp {
         &self.group.control
     }
 
+    /// This rank's host.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.group.host
+    }
+
+    /// The number of an operation that goes another way than over these connections. The next
+    /// one that goes over them compares what all ranks have said here: NCCL compares nothing.
+    pub(super) fn beside(&mut self, op: Op, tag: Tag, count: u64, bytes: u64) -> u64 {
+        self.sequence += 1;
+        let parts = [self.digest, op as u64, tag.index.into(), count, bytes];
+        let parts = parts.iter().flat_map(|part| part.to_le_bytes()).chain(tag.what.bytes());
+        // FNV-1a, 64 bits.
+        self.digest = parts
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+        self.sequence
+    }
+
+    /// An operation that went another way has failed: the other ranks are told. Where it is
+    /// only known that a rank has ended, what that rank itself was told is on its way.
+    pub(super) fn give_up(&mut self, error: CommError) -> CommError {
+        if let Some(failed) = &self.failed {
+            return failed.clone();
+        }
+        let header = Header::new(Op::Barrier, Tag::of("end", 0), self.sequence, Dtype::Bytes, 0, 0);
+        let mut turn = Turn { group: &mut self.group, header, clock: Clock::new(), timeout: self.timeout };
+        let error = if matches!(error, CommError::Ended { .. }) { turn.here(error) } else { error };
+        turn.tell(&error);
+        self.failed = Some(error.clone());
+        error
+    }
+
     fn turn<T>(
         &mut self,
         op: Op,
@@ -83,7 +118,7 @@ impl Tcp {
             return Err(error.clone());
         }
         self.sequence += 1;
-        let header = Header::new(op, tag, self.sequence, dtype, count as u64, root);
+        let header = Header::new(op, tag, self.sequence, dtype, count as u64, root).after(self.digest);
         self.group.control.enter(self.sequence, op, tag, count as u64);
         let mut turn = Turn { group: &mut self.group, header, clock: Clock::new(), timeout: self.timeout };
         let result = turn.start().and_then(|()| work(&mut turn, &mut self.scratch));

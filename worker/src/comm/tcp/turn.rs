@@ -198,7 +198,7 @@ impl Turn<'_> {
     /// What the store says, as this rank tells it. What it heard of the lost rank may be a
     /// second old: the operation in which this rank missed the other is added. Of a rank
     /// that has ended with an error of an operation, the error itself is on its way.
-    fn here(&mut self, error: CommError) -> CommError {
+    pub(super) fn here(&mut self, error: CommError) -> CommError {
         match error {
             CommError::Lost { rank, host, why, op } if op != self.header.name() => {
                 let op = format!("{}, when last heard of in {op}", self.header.name());
