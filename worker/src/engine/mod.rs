@@ -9,6 +9,7 @@
 //! D head dimension, V vocabulary.
 
 mod cpu;
+pub mod cuda;
 
 use std::borrow::Cow;
 
@@ -107,6 +108,42 @@ pub struct AdamW {
     pub grad_scale: f32,
 }
 
+/// What of [`AdamW`] each number is computed with, the same on every device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Factors {
+    /// What weight decay leaves of a parameter.
+    pub keep: f32,
+    /// Of the step, with the first moment's bias corrected.
+    pub size: f32,
+    /// By which the second moment's root is corrected.
+    pub root: f32,
+    pub beta1: f32,
+    /// 1 - beta1.
+    pub new1: f32,
+    pub beta2: f32,
+    /// 1 - beta2.
+    pub new2: f32,
+    pub eps: f32,
+}
+
+impl AdamW {
+    pub(crate) fn factors(&self) -> Factors {
+        let AdamW { lr, beta1, beta2, eps, weight_decay, step, .. } = *self;
+        // In f64 what comes close to 0: 1 - 0.999 has only 17 good bits in f32.
+        let correction = |beta: f64| 1.0 - beta.powf(step as f64);
+        Factors {
+            keep: (1.0 - lr * weight_decay) as f32,
+            size: (lr / correction(beta1)) as f32,
+            root: correction(beta2).sqrt() as f32,
+            beta1: beta1 as f32,
+            new1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            new2: (1.0 - beta2) as f32,
+            eps: eps as f32,
+        }
+    }
+}
+
 /// Where numbers live and how they are computed with. A view may be read, a `ViewMut` read
 /// and written; the operations check lengths and how numbers are stored, and panic on what
 /// is wrong: that is a mistake in this program, never in what a user gave it.
@@ -139,6 +176,11 @@ pub trait Engine {
     /// How many rows of logits are held at once where nobody says: so many that the device
     /// has enough to do, and no more.
     fn loss_chunk(&self) -> usize;
+    /// What is worth a line before a training begins: a model that the device computes in a
+    /// slow way.
+    fn warning(&self, _head_dim: usize) -> Option<String> {
+        None
+    }
     /// Bytes of the device's memory that are in use, by whomever; `None` where that is the
     /// host's.
     fn memory_in_use(&self) -> Option<u64> {
@@ -357,3 +399,13 @@ pub trait Engine {
 
 /// The target of a position that counts nothing.
 pub const IGNORED: u32 = u32::MAX;
+
+/// Tokens come from a user's file: whether all of them have a row in the table.
+pub(crate) fn check_tokens<'a>(mut tokens: impl Iterator<Item = &'a u32>, vocab: usize) -> Result<()> {
+    match tokens.find(|token| **token as usize >= vocab) {
+        Some(token) => Err(EngineError::Wrong(format!(
+            "token {token} is not in the vocabulary of {vocab}: the data was prepared with another tokenizer than the model's"
+        ))),
+        None => Ok(()),
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::simd::{self, dot};
 use super::threads::Threads;
-use crate::engine::{AdamW, EngineError, IGNORED, Result};
+use crate::engine::{AdamW, Factors, IGNORED, Result, check_tokens};
 
 /// Rows whose contributions to the gradient of a norm's weight are summed up first, however
 /// many threads there are.
@@ -165,16 +165,6 @@ pub(super) fn swiglu_backward(threads: &Threads, gate: &mut [f32], up: &mut [f32
     });
 }
 
-/// Tokens come from a user's file: whether all of them have a row in the table.
-fn check_tokens<'a>(mut tokens: impl Iterator<Item = &'a u32>, vocab: usize) -> Result<()> {
-    match tokens.find(|token| **token as usize >= vocab) {
-        Some(token) => Err(EngineError::Wrong(format!(
-            "token {token} is not in the vocabulary of {vocab}: the data was prepared with another tokenizer than the model's"
-        ))),
-        None => Ok(()),
-    }
-}
-
 pub(super) fn embedding(threads: &Threads, out: &mut [f32], table: &[f32], tokens: &[u32]) -> Result<()> {
     if tokens.is_empty() {
         return Ok(());
@@ -248,14 +238,8 @@ pub(super) fn cross_entropy(threads: &Threads, logits: &mut [f32], targets: &[u3
 }
 
 pub(super) fn adamw(threads: &Threads, param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32], how: AdamW) {
-    let AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale } = how;
-    assert!(grad.len() == param.len() && m.len() == param.len() && v.len() == param.len() && step > 0);
-    // In f64 what comes close to 0: 1 - 0.999 has only 17 good bits in f32.
-    let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-    let (keep, size) = ((1.0 - lr * weight_decay) as f32, (lr / correction(beta1)) as f32);
-    let root = correction(beta2).sqrt() as f32;
-    let (new1, new2, eps) = ((1.0 - beta1) as f32, (1.0 - beta2) as f32, eps as f32);
-    let (beta1, beta2) = (beta1 as f32, beta2 as f32);
+    assert!(grad.len() == param.len() && m.len() == param.len() && v.len() == param.len() && how.step > 0);
+    let (Factors { keep, size, root, beta1, new1, beta2, new2, eps }, grad_scale) = (how.factors(), how.grad_scale);
     let piece = threads.piece(param.len(), 4);
     let tasks = param.chunks_mut(piece).zip(grad.chunks(piece)).zip(m.chunks_mut(piece)).zip(v.chunks_mut(piece));
     threads.run(tasks, |(((param, grad), m), v)| {
