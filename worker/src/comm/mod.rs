@@ -5,6 +5,7 @@
 pub mod alone;
 pub mod control;
 pub mod local;
+pub mod nccl;
 pub mod recorder;
 pub mod tcp;
 
