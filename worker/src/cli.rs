@@ -11,12 +11,11 @@ use palingenesis::config::printable;
 use palingenesis::facts::Environment;
 use palingenesis::system::output::to_stderr;
 use palingenesis_worker::comm::control::{self, Terms, store_key};
-use palingenesis_worker::comm::local::Local;
 use palingenesis_worker::comm::recorder::{self, Recorder};
 use palingenesis_worker::comm::tcp::{self, Tcp};
 use palingenesis_worker::config::Config;
 use palingenesis_worker::data::{Dataset, prepare};
-use palingenesis_worker::engine::Cpu;
+use palingenesis_worker::device::{self, Group};
 use palingenesis_worker::train::{self, End, Job, TrainError, signals};
 
 use crate::{pages, watch};
@@ -25,13 +24,13 @@ const AFTER: &str = "\
 Started without any argument it prints which rank it was given, so that a cluster can be tried out.
 
 Ranks: srun --palingenesis=worker CONFIG gives each task RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT; without any of them there is one rank. Numbers are computed on CPUs; there is no CUDA in this version.
+MASTER_PORT; without any of them there is one rank. Computed is on GPUs where they are, else on CPUs (train.device).
 
 Exit codes:
    0  all steps are done
    1  failed for a reason that another start does not mend (a loss that is not finite)
    2  the command line makes no sense
-  75  start it again: a rank was lost, storage failed, another training has output_dir, or a signal came (SIGUSR1 and
+  75  start it again: a rank was lost, a GPU or storage failed, another training has output_dir, or a signal came (SIGUSR1 and
       SIGTERM write a checkpoint first)
   76  hold it: several starts in a row got no further
   78  the configuration, the model or the data is wrong
@@ -139,7 +138,8 @@ fn generate(folder: &Path) -> std::io::Result<()> {
 /// One rank of a training.
 fn train(environment: &Environment, config: &Path, overrides: &[String], started: Instant) -> Result<String, Failed> {
     let wrong = |line: String| failed(train::EXIT_CONFIG, line);
-    let config = Config::read(config, overrides).map_err(|error| unreadable(environment, &error.to_string()))?;
+    let config = Config::read(config, overrides)
+        .map_err(|error| unreadable(environment, &error.to_string(), train::EXIT_CONFIG))?;
     let ranks = Ranks::of(environment).map_err(wrong)?;
     let host = host_name(environment);
     let job = Job {
@@ -148,35 +148,44 @@ fn train(environment: &Environment, config: &Path, overrides: &[String], started
         launch: environment.get("PALINGENESIS_LAUNCH_ID").filter(|id| !id.is_empty()),
         started: train::process_start(started),
     };
-    let engine = Cpu::new((config.train.threads > 0).then_some(config.train.threads));
+    let tell = |line: &str| to_stderr(&format!("palingenesis-worker: {line}\n"));
+    // Before the ranks meet: one without its device tells the others, as one without a
+    // configuration does.
+    let who = ranks.as_ref().map_or(String::new(), |ranks| format!("rank {} on {host}: ", ranks.rank));
+    let tell_own = |line: &str| tell(&format!("{who}{line}"));
+    let device = match device::choose(&config.train, environment, &tell_own) {
+        Ok(device) => device,
+        Err(refused) => return Err(unreadable(environment, &refused.why, refused.code)),
+    };
     signals::take();
     let outcome = match &ranks {
-        None => train::run(&engine, &mut Local::alone(), &job),
-        Some(ranks) => join(environment, ranks, &config, &host).and_then(|mut group| {
-            watch::begin(group.control().watch(), format!("rank {} on {host}", ranks.rank));
-            let outcome = train::run(&engine, &mut group, &job);
+        None => device::alone(&device, &job),
+        Some(ranks) => join(environment, ranks, &config, &host).and_then(|tcp| {
+            watch::begin(tcp.control().watch(), format!("rank {} on {host}", ranks.rank));
+            let mut group = Group::new(&device, tcp, &job, &tell).inspect_err(|_| watch::end())?;
+            let outcome = group.run(&device, &job);
             watch::end();
             match outcome {
                 Ok(end) => {
-                    group.end();
+                    group.end(&tell_own);
                     Ok(end)
                 }
                 Err(error) => {
                     if error.is_own() {
                         group.control().fail(&error.to_string());
                     }
+                    group.leave();
                     Err(error)
                 }
             }
         }),
     };
+    // The GPU's memory is not given back piece by piece.
+    std::mem::forget(device);
     match outcome {
         Ok(End::Done) => Ok(String::new()),
         Ok(End::Interrupted { .. }) => Err(failed(train::EXIT_RETRY, "")),
-        Err(error) => {
-            let who = ranks.map(|ranks| format!("rank {} on {host}: ", ranks.rank)).unwrap_or_default();
-            Err(failed(error.exit_code(), format!("{who}{error}")))
-        }
+        Err(error) => Err(failed(error.exit_code(), format!("{who}{error}"))),
     }
 }
 
@@ -185,17 +194,17 @@ const TOLD_WITHIN: Duration = Duration::from_secs(30);
 
 /// The configuration may be missing or another on this host alone, and the others would wait
 /// for this rank until comm.start_timeout: they are told, if that needs nothing of it.
-fn unreadable(environment: &Environment, why: &str) -> Failed {
-    let Ok(Some(ranks)) = Ranks::of(environment) else { return failed(train::EXIT_CONFIG, why) };
+fn unreadable(environment: &Environment, why: &str, code: u8) -> Failed {
+    let Ok(Some(ranks)) = Ranks::of(environment) else { return failed(code, why) };
     let Ok(key) = store_key(environment, None, ranks.world_size, ranks.local_world_size) else {
-        return failed(train::EXIT_CONFIG, why);
+        return failed(code, why);
     };
     let host = host_name(environment);
     // First: it may be the last that is heard of this rank.
     to_stderr(&format!("palingenesis-worker: error: rank {} on {host}: {why}\n", ranks.rank));
     let (rank, world_size, master) = (ranks.rank, ranks.world_size, ranks.master);
     control::refuse(&Terms { rank, world_size, host, master, key, start: TOLD_WITHIN, silence: TOLD_WITHIN }, why);
-    failed(train::EXIT_CONFIG, "")
+    failed(code, "")
 }
 
 /// Meets the other ranks, and records from then on what it does with them.

@@ -12,6 +12,7 @@ pub mod checkpoint;
 pub mod comm;
 pub mod config;
 pub mod data;
+pub mod device;
 pub mod dynamic;
 pub mod engine;
 pub mod model;

@@ -13,23 +13,32 @@ use std::time::Instant;
 use palingenesis::plan::worker::ARGUMENT_VARIABLE;
 use palingenesis::system::output::to_stderr;
 use palingenesis::system::variables;
+use palingenesis_worker::device;
 
 fn main() -> ExitCode {
     let started = Instant::now();
+    // Before the first thread.
+    device::prepare();
     // Where the plugin put this program in place of the command's first word.
     let displaced = variables::take(ARGUMENT_VARIABLE);
     let arguments: Vec<OsString> = displaced.into_iter().chain(std::env::args_os().skip(1)).collect();
     let outcome = cli::run(arguments, started);
-    match outcome.and_then(|text| print(&text).map_err(|error| cli::Failed { code: 1, line: error.to_string() })) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(cli::Failed { code, line }) => {
-            // An end that has already been told has no line.
-            if !line.is_empty() {
-                to_stderr(&format!("palingenesis-worker: error: {line}\n"));
+    let code =
+        match outcome.and_then(|text| print(&text).map_err(|error| cli::Failed { code: 1, line: error.to_string() })) {
+            Ok(()) => 0,
+            Err(cli::Failed { code, line }) => {
+                // An end that has already been told has no line.
+                if !line.is_empty() {
+                    to_stderr(&format!("palingenesis-worker: error: {line}\n"));
+                }
+                code
             }
-            ExitCode::from(code)
-        }
+        };
+    if device::needs_plain_exit() {
+        // SAFETY: takes a number, and does not come back.
+        unsafe { libc::_exit(i32::from(code)) }
     }
+    ExitCode::from(code)
 }
 
 /// A reader that has seen enough is no error.

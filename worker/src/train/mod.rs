@@ -77,15 +77,21 @@ impl TrainError {
             | TrainError::Checkpoint(CheckpointError::Refused(_)) => EXIT_CONFIG,
             TrainError::Comm(CommError::Mismatch { .. }) => EXIT_FAILED,
             TrainError::Comm(_) | TrainError::Checkpoint(_) | TrainError::Storage(_) => EXIT_RETRY,
+            // A GPU that fell off the bus: another start may be given another one.
+            TrainError::Engine(EngineError::Device(_) | EngineError::Stopped) => EXIT_RETRY,
             TrainError::NoProgress(_) => EXIT_NO_PROGRESS,
-            TrainError::Engine(_) | TrainError::Diverged(_) => EXIT_FAILED,
+            TrainError::Engine(EngineError::Wrong(_)) | TrainError::Diverged(_) => EXIT_FAILED,
         }
     }
 
     /// Whether other ranks do not know it by themselves.
     #[must_use]
     pub fn is_own(&self) -> bool {
-        !matches!(self, TrainError::Comm(CommError::Lost { .. } | CommError::Ended { .. } | CommError::Late { .. }))
+        !matches!(
+            self,
+            TrainError::Comm(CommError::Lost { .. } | CommError::Ended { .. } | CommError::Late { .. })
+                | TrainError::Engine(EngineError::Stopped)
+        )
     }
 }
 

@@ -410,6 +410,9 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
             self.config.train.steps.saturating_sub(step),
             self.config.train.steps,
         ));
+        if let Some(warning) = self.engine.warning(self.spec.head_dim) {
+            self.say(&format!("warning: {warning}"));
+        }
         let ready = self.job.started.elapsed().as_secs_f64();
         self.event(
             "start",
