@@ -157,6 +157,10 @@ fn train(environment: &Environment, config: &Path, overrides: &[String], started
         Ok(device) => device,
         Err(refused) => return Err(unreadable(environment, &refused.why, refused.code)),
     };
+    // One for all: there may be thousands.
+    if ranks.as_ref().is_none_or(|ranks| ranks.rank == 0) {
+        device.describe().iter().for_each(|line| tell_own(line));
+    }
     signals::take();
     let outcome = match &ranks {
         None => device::alone(&device, &job),

@@ -19,7 +19,7 @@ use crate::comm::{CommError, Exchange, Tag};
 use crate::config::{self, TrainConfig};
 use crate::engine::cuda::driver::Stop;
 use crate::engine::cuda::start::StartError;
-use crate::engine::cuda::{Cuda, driver, libraries, start, sys};
+use crate::engine::cuda::{Cuda, driver, libraries, start};
 use crate::engine::{Cpu, EngineError, Precision};
 use crate::train::{self, EXIT_CONFIG, EXIT_RETRY, End, Job, TrainError};
 
@@ -89,63 +89,42 @@ pub fn choose(config: &TrainConfig, environment: &Environment, tell: &dyn Fn(&st
     if config.device == config::Device::Cpu {
         return cpu();
     }
-    let asked = config.device == config::Device::Cuda;
     let found = libraries::find(config.cuda_libraries.as_deref(), environment);
-    // A machine without the driver has no GPU that anybody could use.
-    if found.driver.is_err() && !asked {
-        return cpu();
+    let mut prefix = "train.device = \"cuda\": ";
+    if config.device == config::Device::Auto {
+        // Without the driver's library there is no GPU that anybody could use, and without a
+        // GPU nobody needs the other libraries.
+        let Ok(driver) = &found.driver else { return cpu() };
+        CUDA.store(true, SeqCst);
+        prefix = "";
+        if !start::shows_a_gpu(&driver.path).map_err(|error| refused(prefix, &error))? {
+            tell(&format!("warning: {} is there but no GPU is seen, so the processor computes", driver.path.display()));
+            return cpu();
+        }
     }
     CUDA.store(true, SeqCst);
+    let places = libraries::places(&found).map_err(|why| wrong(format!("{prefix}{why}")))?;
     let stop = Stop::new();
-    let prefix = if asked { "train.device = \"cuda\": " } else { "" };
-    let started = libraries::places(&found).map_err(|why| wrong(format!("{prefix}{why}"))).and_then(|places| {
-        let mut ordinal = ordinal(environment).map_err(wrong)?;
-        let mut gpu = start::start(&places, ordinal, stop.clone());
-        if let Err(StartError::NoSuchGpu { count: 1, .. }) = &gpu {
-            // This rank sees its own only.
-            ordinal = 0;
-            gpu = start::start(&places, ordinal, stop.clone());
-        }
-        match gpu {
-            Ok(gpu) => Ok(Some(gpu)),
-            Err(error) if !asked && no_gpu(&error) => {
-                tell(&format!(
-                    "warning: {} is there but no GPU is seen, so the processor computes",
-                    places.driver.display()
-                ));
-                Ok(None)
-            }
-            Err(error) => {
-                let code = if error.may_pass() { EXIT_RETRY } else { EXIT_CONFIG };
-                Err(Refused { why: format!("{prefix}{error}"), code })
-            }
-        }
-    });
-    // Without a GPU nobody needs the libraries either.
-    match started {
-        Ok(Some(gpu)) => {
-            let precision = config.param_dtype.unwrap_or(Precision::Bf16);
-            let identity = gpu.context().identity().to_string();
-            let nccl = found.nccl.map(|found| found.path).map_err(|missing| missing.to_string());
-            let engine = Cuda::new(gpu, precision).map_err(|error| wrong(error.to_string()))?;
-            tell(&format!("{identity} computes in {}", if precision == Precision::F32 { "f32" } else { "bf16" }));
-            Ok(Device::Cuda(Box::new(Gpu { engine: ManuallyDrop::new(engine), nccl })))
-        }
-        Ok(None) => cpu(),
-        Err(refused) => Err(refused),
+    let mut gpu = start::start(&places, ordinal(environment).map_err(wrong)?, stop.clone());
+    if let Err(StartError::NoSuchGpu { count: 1, .. }) = &gpu {
+        // This rank sees its own only.
+        gpu = start::start(&places, 0, stop);
     }
+    let gpu = gpu.map_err(|error| refused(prefix, &error))?;
+    let precision = config.param_dtype.unwrap_or(Precision::Bf16);
+    let nccl = found.nccl.map(|found| found.path).map_err(|missing| missing.to_string());
+    let engine = Cuda::new(gpu, precision).map_err(|error| wrong(error.to_string()))?;
+    Ok(Device::Cuda(Box::new(Gpu { engine: ManuallyDrop::new(engine), nccl })))
+}
+
+/// Another start may be given a GPU that works.
+fn refused(prefix: &str, error: &StartError) -> Refused {
+    let code = if error.may_pass() { EXIT_RETRY } else { EXIT_CONFIG };
+    Refused { why: format!("{prefix}{error}"), code }
 }
 
 fn wrong(why: String) -> Refused {
     Refused { why, code: EXIT_CONFIG }
-}
-
-fn no_gpu(error: &StartError) -> bool {
-    match error {
-        StartError::Cuda(error) => error.code == sys::NO_DEVICE,
-        StartError::NoSuchGpu { count, .. } => *count == 0,
-        _ => false,
-    }
 }
 
 /// CUDA's number of this rank's GPU: as the plugin says, else that of the local rank.
@@ -330,6 +309,16 @@ impl Group {
                 }
             }
         }
+    }
+}
+
+impl Device {
+    /// Which GPU computes, and in what; none of the processor.
+    #[must_use]
+    pub fn describe(&self) -> Option<String> {
+        let Device::Cuda(gpu) = self else { return None };
+        let precision = if gpu.engine.precision() == Precision::F32 { "f32" } else { "bf16" };
+        Some(format!("{} computes in {precision}", gpu.engine.device().context().identity()))
     }
 }
 

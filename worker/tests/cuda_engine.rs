@@ -53,6 +53,7 @@ fn train<E: Engine, C: Collective<E>>(engine: &E, comm: &mut C, spec: &Spec, red
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     let count = SEQUENCES * SEQ;
     let scale = 1.0 / (count * 2) as f32;
+    let mut in_use = None;
     for step in 1..=STEPS {
         // The same four sequences of a step, by one rank in two micro-steps or by two in one.
         for micro in 0..2 / u64::from(world) {
@@ -70,6 +71,8 @@ fn train<E: Engine, C: Collective<E>>(engine: &E, comm: &mut C, spec: &Spec, red
         norms.push(sums[1].sqrt());
         let how = AdamW { lr: 5e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step, grad_scale: 1.0 };
         sharded.update(engine, how).unwrap();
+        // What a step needs is there after the first.
+        assert_eq!(*in_use.get_or_insert(engine.memory_in_use()), engine.memory_in_use(), "step {step} allocates");
     }
     let mut kept = Kept::new();
     for part in sharded.snapshot(engine).unwrap().parts() {

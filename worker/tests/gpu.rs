@@ -136,8 +136,11 @@ fn a_driver_without_a_gpu_is_told_and_the_processor_computes() {
     let ended = one(&place, &none, &[&stand_ins.key(), "train.device=cuda"]);
     assert_eq!(ended.code, Some(78), "{}", ended.said);
     assert!(ended.last().contains("train.device = \"cuda\": "), "{}", ended.said);
-    // A driver with a GPU, and nothing to compile its kernels with: not silently the processor.
+    // A driver with a GPU, and nothing to compile its kernels with: not silently the processor;
+    // but a node without a GPU needs none.
     fs::remove_file(stand_ins.0.path().join("libnvrtc.so.13")).unwrap();
+    let ended = one(&place, &none, &[&stand_ins.key(), "train.steps=2", "train.warmup_steps=0"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.said);
     let ended = one(&place, &[], &[&stand_ins.key()]);
     assert_eq!(ended.code, Some(78), "{}", ended.said);
     assert!(ended.last().contains("libnvrtc.so is not found in "), "{}", ended.said);
@@ -233,13 +236,31 @@ fn two_gpus_train_over_nccl_as_two_processors_do() {
     assert!(ended[0].said.contains("NCCL 2."), "{}", ended[0].said);
 }
 
-/// In the middle of a step: the GPU falls off, the others are told, and all end to be started again.
+/// In the middle of a step a GPU falls off: its rank ends to be started again, and so does
+/// the other, which waits in NCCL's call for it and names it.
 #[test]
 fn a_gpu_that_fails_in_a_step_ends_all_ranks_with_75() {
     let (Some(kernels), Some(stand_ins)) = (emulated::library(), StandIns::new()) else { return };
+    // CUDA_ERROR_ECC_UNCORRECTABLE
+    let (kernels, fail) = ((KERNELS, kernels.as_os_str()), ("DOUBLE_FAIL", OsStr::new("cuLaunchKernel:214:60")));
     let place = Place::new("falls");
-    let variables = [(KERNELS, kernels.as_os_str()), ("DOUBLE_FAIL", OsStr::new("cuLaunchKernel:214:60"))];
-    let ended = one(&place, &variables, &[&stand_ins.key(), "train.device=cuda"]);
+    let ended = one(&place, &[kernels, fail], &[&stand_ins.key(), "train.device=cuda"]);
     assert_eq!(ended.code, Some(75), "{}", ended.said);
     assert!(ended.last().contains("ECC") && ended.last().contains("GPU 0 (Double 0"), "{}", ended.said);
+
+    let (meeting, place, port) = (tempfile::tempdir().unwrap(), Place::new("one-falls"), free_port("127.0.0.1"));
+    let started = (0..2).map(|rank| {
+        let mut command = command(&place, rank, 2, ("127.0.0.1", port));
+        command.envs([kernels]).envs([fail].iter().filter(|_| rank == 1).copied()).env("DOUBLE_UUID", rank.to_string());
+        command.env("NCCL_DOUBLE_DIR", meeting.path()).env("NCCL_DOUBLE_AT_ONCE", "1");
+        command.env("CUDA_CACHE_PATH", place.dir("cache")).args([&stand_ins.key(), "train.device=cuda"]);
+        spawn(command)
+    });
+    let ended = end(started.collect());
+    assert_eq!(codes(&ended), [Some(75); 2], "{}{}", ended[0].said, ended[1].said);
+    let between = ended[0].when.saturating_duration_since(ended[1].when);
+    assert!(between < std::time::Duration::from_secs(10), "{between:?}");
+    let (other, own) = (ended[0].last(), ended[1].last());
+    assert!(own.contains("rank 1 on ") && own.contains("ECC"), "{}", ended[1].said);
+    assert!(other.contains("rank 1 on ") && other.contains("ECC"), "{}", ended[0].said);
 }

@@ -216,6 +216,8 @@ pub struct Context {
     identity: Identity,
     text: String,
     stop: Stop,
+    /// The GPU did not end what it does in the time that a drop waits.
+    given_up: AtomicBool,
     own: AtomicU64,
     peak: AtomicU64,
     streams: Mutex<Vec<sys::Stream>>,
@@ -225,6 +227,21 @@ impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context").field("identity", &self.identity).finish_non_exhaustive()
     }
+}
+
+/// How many GPUs CUDA_VISIBLE_DEVICES shows.
+///
+/// # Errors
+/// A driver that lacks a function, or cannot start; [`sys::NO_DEVICE`] where there is none.
+pub fn count(library: &Library) -> std::result::Result<u32, StartError> {
+    let cuda = Cuda::load(library)?;
+    let call = |status, doing: &str| check(&cuda, status, "", || doing.to_string());
+    // SAFETY: its only flag is 0.
+    call(unsafe { (cuda.init)(0) }, &format!("starting CUDA with {}", library.path().display()))?;
+    let mut count: c_int = 0;
+    // SAFETY: given where to write its number.
+    call(unsafe { (cuda.device_count)(&raw mut count) }, "counting the GPUs")?;
+    Ok(u32::try_from(count).unwrap_or(0))
 }
 
 impl Context {
@@ -295,6 +312,7 @@ impl Context {
             identity,
             text,
             stop,
+            given_up: AtomicBool::new(false),
             own: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             streams: Mutex::new(Vec::new()),
@@ -386,7 +404,8 @@ impl Context {
     /// done soon, and the group lives. Else the process is about to end, and with it all
     /// memory.
     fn may_free(&self) -> bool {
-        if self.stop.is_set() || std::thread::panicking() || self.enter().is_err() {
+        let gone = self.stop.is_set() || self.given_up.load(Ordering::Relaxed);
+        if gone || std::thread::panicking() || self.enter().is_err() {
             return false;
         }
         let began = Instant::now();
@@ -395,6 +414,8 @@ impl Context {
             // SAFETY: streams leave the list before they are destroyed.
             let done = self.is_done(unsafe { (self.cuda.stream_query)(stream) })?;
             if !done && began.elapsed() > DROP {
+                // Once for all that is dropped.
+                self.given_up.store(true, Ordering::Relaxed);
                 return Err(EngineError::Stopped);
             }
             Ok(done)

@@ -1,13 +1,13 @@
 //! From files to a GPU that is ready: opens the libraries, checks that they fit each other
 //! and the GPU, compiles and loads the kernels. Where the files are is found elsewhere.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::driver::{Context, CudaError, Gpu, Stop, is_hardware};
+use super::driver::{self, Context, CudaError, Gpu, Stop, is_hardware};
 use super::kernels;
 use super::nvrtc::{Cache, CompileError, Compiler, Target};
-use super::sys::BlasLt;
+use super::sys::{self, BlasLt};
 use crate::dynamic::{Library, LibraryError};
 use crate::engine::EngineError;
 
@@ -104,6 +104,18 @@ impl StartError {
 /// "12.4" of 12040.
 fn version(number: u32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+/// Whether the driver whose library this is shows a GPU.
+///
+/// # Errors
+/// See [`StartError`]: a driver that does not work.
+pub fn shows_a_gpu(driver: &Path) -> Result<bool, StartError> {
+    match driver::count(&Library::open(driver)?) {
+        Ok(count) => Ok(count > 0),
+        Err(StartError::Cuda(error)) if error.code == sys::NO_DEVICE => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Takes GPU `ordinal` of those that CUDA_VISIBLE_DEVICES shows, and makes it ready.
