@@ -219,7 +219,9 @@ impl<'a> Places<'a> {
         // What the admin's link names goes first, then the newest.
         toolkits.sort_by_key(|name| Reverse((name == "cuda", numbers(name.trim_start_matches("cuda-")))));
         let toolkits = own.chain(toolkits.into_iter().map(|name| usr_local.join(name)));
-        let toolkits = toolkits.flat_map(|toolkit| [toolkit.join("lib64"), toolkit.join("lib")]);
+        // lib64 is a link to a target's, which a cut-down image may lack.
+        let libraries = ["lib64", "lib", TARGET];
+        let toolkits = toolkits.flat_map(|toolkit| libraries.map(|name| toolkit.join(name)));
         directories.push((Rule::Toolkit, there(root, distinct(toolkits))));
 
         let usual = ["/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib/wsl/lib"];
@@ -271,7 +273,10 @@ impl<'a> Places<'a> {
 
     /// The version of a file that can be loaded.
     fn fits(&self, path: &Path, wanted: &Wanted) -> Result<String, &'static str> {
-        if path.components().any(|part| part.as_os_str() == "stubs") {
+        let target = fs::canonicalize(below(self.root, path)).ok();
+        let stub = |path: &Path| path.components().any(|part| part.as_os_str() == "stubs");
+        // Images that were built without a driver link the driver's name to the stub.
+        if stub(path) || target.as_deref().is_some_and(stub) {
             return Err("a stub to link with, and no library");
         }
         is_library(&below(self.root, path))?;
@@ -282,7 +287,7 @@ impl<'a> Places<'a> {
         }
         let name = |path: &Path| path.file_name().and_then(OsStr::to_str).map(String::from);
         // The loader's name links to the file that has all of the version.
-        let target = fs::canonicalize(below(self.root, path)).ok().and_then(|target| name(&target));
+        let target = target.as_deref().and_then(name);
         let plain = wanted.prefix.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('.');
         let of = |name: String| version_in(&name, plain).map(String::from);
         Ok(target.and_then(of).or_else(|| name(path).and_then(of)).unwrap_or_default())
@@ -330,17 +335,25 @@ fn version_in<'n>(name: &'n str, prefix: &str) -> Option<&'n str> {
     }
 }
 
-/// The file beside a library whose name begins so, of the same major version.
+/// The library beside another whose name begins so, of the same major and minor version as far
+/// as both names have one; of several the newest.
 fn beside(root: &Path, library: &Path, prefix: &str) -> Option<PathBuf> {
     let directory = library.parent()?;
-    let version = library.file_name()?.to_str()?.split_once(".so").map(|(_, version)| version.trim_start_matches('.'));
-    let major = version.and_then(|version| numbers(version).first().copied());
+    // The name it links to has the minor version; the loader's has the major one only.
+    let target = fs::canonicalize(below(root, library)).ok()?;
+    let version = target.file_name()?.to_str()?.split_once(".so").map(|(_, version)| version.trim_start_matches('.'));
+    let version = version.map(numbers).unwrap_or_default();
     let fits = |name: &String| {
         let own = version_in(name, prefix).map(numbers);
-        own.is_some_and(|own| major.is_none() || own.is_empty() || own.first().copied() == major)
+        own.is_some_and(|own| own.iter().zip(&version).take(2).all(|(own, other)| own == other))
+            && is_library(&below(root, &directory.join(name))).is_ok()
     };
-    names(root, directory).into_iter().rev().find(fits).map(|name| directory.join(name))
+    let newest = |name: &String| version_in(name, prefix).map(numbers);
+    names(root, directory).into_iter().filter(fits).max_by_key(newest).map(|name| directory.join(name))
 }
+
+/// Where a toolkit has the libraries of this processor's servers.
+const TARGET: &str = if cfg!(target_arch = "aarch64") { "targets/sbsa-linux/lib" } else { "targets/x86_64-linux/lib" };
 
 /// EM_X86_64 and EM_AARCH64 of elf.h.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };

@@ -227,3 +227,43 @@ fn a_path_that_grew_in_a_loop_is_not_looked_through_for_ever() {
     let libraries = machine.find(None, &[("LD_LIBRARY_PATH", &path)]);
     assert!(libraries.nccl.is_err() && libraries.cublaslt.is_ok());
 }
+
+#[test]
+fn a_link_to_a_stub_is_no_driver() {
+    let machine = Machine::new();
+    machine.library("/usr/local/cuda/lib64/stubs/libcuda.so");
+    machine.library("/usr/local/cuda/lib64/stubs/libcuda.so.1");
+    machine.link("/usr/lib64/libcuda.so.1", "../local/cuda/lib64/stubs/libcuda.so");
+    machine.link("/opt/lib", "../usr/local/cuda/lib64/stubs");
+    let missing = machine.find(None, &[("LD_LIBRARY_PATH", "/opt/lib")]).driver.unwrap_err();
+    for file in ["/opt/lib/libcuda.so.1", "/usr/lib64/libcuda.so.1"] {
+        let told = format!("{file} is a stub to link with, and no library");
+        assert!(missing.skipped.contains(&told), "{missing}");
+    }
+}
+
+#[test]
+fn builtins_are_of_nvrtcs_minor_version_and_can_be_loaded() {
+    let machine = Machine::new();
+    machine.nvrtc("/two", "12.4.127");
+    machine.link("/two/libnvrtc.so.12", "libnvrtc.so.12.4.127");
+    machine.library("/two/libnvrtc-builtins.so.12.6.77");
+    let libraries = machine.find(Some("/two"), &[]);
+    assert_eq!(libraries.nvrtc_builtins, Some("/two/libnvrtc-builtins.so.12.4.127".into()));
+
+    machine.library("/broken/libnvrtc.so.12");
+    machine.link("/broken/libnvrtc-builtins.so.12.4", "gone");
+    machine.nvrtc("/whole", "12");
+    let libraries = machine.find(Some("/broken"), &[("LD_LIBRARY_PATH", "/whole")]);
+    assert_eq!(libraries.nvrtc, Ok(found("/whole/libnvrtc.so.12", "12", Rule::LibraryPath)));
+}
+
+#[test]
+fn a_toolkit_without_lib64_has_its_targets_directory() {
+    let machine = Machine::new();
+    let target = if cfg!(target_arch = "aarch64") { "sbsa-linux" } else { "x86_64-linux" };
+    let directory = format!("/usr/local/cuda-13.0/targets/{target}/lib");
+    machine.nvrtc(&directory, "13");
+    let libraries = machine.find(None, &[]);
+    assert_eq!(libraries.nvrtc, Ok(found(&format!("{directory}/libnvrtc.so.13"), "13", Rule::Toolkit)));
+}

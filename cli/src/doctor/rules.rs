@@ -751,7 +751,9 @@ fn capability(model: &str) -> Option<u32> {
     let fits = |name: &str| {
         model.match_indices(name).any(|(at, _)| {
             let (before, after) = (model[..at].chars().next_back(), model[at + name.len()..].chars().next());
-            !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(|c| c.is_ascii_digit())
+            // "RTX A" is of "RTX A6000": only a number may not go on.
+            let goes_on = name.ends_with(|c: char| c.is_ascii_digit()) && after.is_some_and(|c| c.is_ascii_digit());
+            !before.is_some_and(char::is_alphanumeric) && !goes_on
         })
     };
     let known = ARCHITECTURES.iter().filter(|(name, _)| fits(name)).max_by_key(|(name, _)| name.len());

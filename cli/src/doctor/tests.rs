@@ -143,6 +143,7 @@ fn gpus_have_their_compute_capability_by_their_models() {
         ("NVIDIA GH200 480GB", "9.0"),
         ("NVIDIA A100-SXM4-80GB", "8.0"),
         ("NVIDIA A10", "8.6"),
+        ("NVIDIA RTX A6000", "8.6"),
         ("NVIDIA L4", "8.9"),
         ("NVIDIA L40S", "8.9"),
         ("NVIDIA RTX 6000 Ada Generation", "8.9"),
