@@ -15,7 +15,7 @@ use palingenesis_worker::comm::recorder::{self, Recorder};
 use palingenesis_worker::comm::tcp::{self, Tcp};
 use palingenesis_worker::config::Config;
 use palingenesis_worker::data::{Dataset, prepare};
-use palingenesis_worker::device::{self, Group};
+use palingenesis_worker::device::{self, Deadline, Group};
 use palingenesis_worker::train::{self, End, Job, TrainError, signals};
 
 use crate::{pages, watch};
@@ -33,7 +33,7 @@ Exit codes:
   75  start it again: a rank was lost, a GPU or storage failed, another training has output_dir, or a signal came (SIGUSR1 and
       SIGTERM write a checkpoint first)
   76  hold it: several starts in a row got no further
-  78  the configuration, the model or the data is wrong
+  78  the configuration, the model or the data is wrong, or train.device lacks what it needs
 In slurm.conf: RequeueExit=75 and RequeueExitHold=76.";
 
 /// Trains Llama and Qwen3 models, sharded over all ranks of a step.
@@ -153,7 +153,10 @@ fn train(environment: &Environment, config: &Path, overrides: &[String], started
     // configuration does.
     let who = ranks.as_ref().map_or(String::new(), |ranks| format!("rank {} on {host}: ", ranks.rank));
     let tell_own = |line: &str| tell(&format!("{who}{line}"));
-    let device = match device::choose(&config.train, environment, &tell_own) {
+    let deadline = Deadline::new(Duration::from_secs(config.comm.start_timeout), &who);
+    let device = device::choose(&config.train, environment, &tell_own);
+    drop(deadline);
+    let device = match device {
         Ok(device) => device,
         Err(refused) => return Err(unreadable(environment, &refused.why, refused.code)),
     };

@@ -5,9 +5,13 @@ use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
 use std::time::Duration;
 
+use palingenesis::config::printable;
 use palingenesis::facts::Environment;
+use palingenesis::system::output::to_stderr;
 use serde::{Deserialize, Serialize};
 
 use crate::comm::alone::Alone;
@@ -68,6 +72,33 @@ pub fn prepare() {
     let _ = WARNING.set(nccl::prepare());
 }
 
+/// Ends this process if it is not dropped in time: a GPU that is ill, or libraries on a file
+/// server that is gone, may hold up the start for ever, and the ranks have not met yet.
+pub struct Deadline(#[expect(dead_code, reason = "its drop is what counts")] Sender<()>);
+
+impl Deadline {
+    /// From now on; `who` begins the line.
+    #[must_use]
+    pub fn new(limit: Duration, who: &str) -> Deadline {
+        let (sender, receiver) = channel::<()>();
+        let who = who.to_string();
+        let run = move || {
+            if receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                to_stderr(&format!(
+                    "palingenesis-worker: error: {who}the GPU was not ready within {} s; see nvidia-smi on the node, and \
+                     whether the file system of CUDA's libraries answers\n",
+                    limit.as_secs()
+                ));
+                // SAFETY: takes a number, and does not come back.
+                unsafe { libc::_exit(i32::from(EXIT_RETRY)) }
+            }
+        };
+        // Without the thread there is no deadline.
+        let _ = thread::Builder::new().name("deadline".into()).spawn(run);
+        Deadline(sender)
+    }
+}
+
 /// Takes the device that the configuration names, and says on `tell` what is worth a line.
 ///
 /// # Errors
@@ -89,18 +120,48 @@ pub fn choose(config: &TrainConfig, environment: &Environment, tell: &dyn Fn(&st
     if config.device == config::Device::Cpu {
         return cpu();
     }
+    let precision = config.param_dtype.unwrap_or(Precision::Bf16);
     let found = libraries::find(config.cuda_libraries.as_deref(), environment);
+    let given = given(environment);
     let mut prefix = "train.device = \"cuda\": ";
     if config.device == config::Device::Auto {
         // Without the driver's library there is no GPU that anybody could use, and without a
         // GPU nobody needs the other libraries.
-        let Ok(driver) = &found.driver else { return cpu() };
+        let driver = match (&found.driver, &given) {
+            (Ok(driver), _) => driver,
+            (Err(_), None) => return cpu(),
+            (Err(_), Some(given)) => {
+                tell(&format!(
+                    "warning: the step has GPUs ({given}), but NVIDIA's libcuda.so.1 is not found, so the processor computes; \
+                     train.device = \"cuda\" says where it was looked for"
+                ));
+                return cpu();
+            }
+        };
         CUDA.store(true, SeqCst);
         prefix = "";
-        if !start::shows_a_gpu(&driver.path).map_err(|error| refused(prefix, &error))? {
-            tell(&format!("warning: {} is there but no GPU is seen, so the processor computes", driver.path.display()));
-            return cpu();
+        match (start::shows_a_gpu(&driver.path).map_err(|error| refused(prefix, &error, environment))?, given) {
+            (true, _) => {}
+            (false, None) => {
+                tell(&format!(
+                    "warning: {} is there but no GPU is seen, so the processor computes",
+                    driver.path.display()
+                ));
+                return cpu();
+            }
+            // Not for days on the processor: another start may be given GPUs that work.
+            (false, Some(given)) => {
+                let why = format!(
+                    "the step has GPUs ({given}), but the driver shows none; see nvidia-smi -L and the Xid lines of dmesg on \
+                     the node, or set train.device = \"cpu\""
+                );
+                return Err(Refused { why, code: EXIT_RETRY });
+            }
         }
+    }
+    if precision == Precision::F32 && config.reduce_dtype == Precision::Bf16 {
+        let cure = "set one of them as the other";
+        return Err(wrong(format!("train.reduce_dtype = \"bf16\" needs train.param_dtype = \"bf16\"; {cure}")));
     }
     CUDA.store(true, SeqCst);
     let places = libraries::places(&found).map_err(|why| wrong(format!("{prefix}{why}")))?;
@@ -110,16 +171,30 @@ pub fn choose(config: &TrainConfig, environment: &Environment, tell: &dyn Fn(&st
         // This rank sees its own only.
         gpu = start::start(&places, 0, stop);
     }
-    let gpu = gpu.map_err(|error| refused(prefix, &error))?;
-    let precision = config.param_dtype.unwrap_or(Precision::Bf16);
+    let gpu = gpu.map_err(|error| refused(prefix, &error, environment))?;
     let nccl = found.nccl.map(|found| found.path).map_err(|missing| missing.to_string());
     let engine = Cuda::new(gpu, precision).map_err(|error| wrong(error.to_string()))?;
     Ok(Device::Cuda(Box::new(Gpu { engine: ManuallyDrop::new(engine), nccl })))
 }
 
+/// What says that the step was given GPUs, and that they are not hidden by hand.
+fn given(environment: &Environment) -> Option<String> {
+    let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());
+    // As Slurm writes it for a step without GPUs, and people do.
+    if environment.get("CUDA_VISIBLE_DEVICES").is_some_and(|list| ["", "-1", "NoDevFiles"].contains(&list)) {
+        return None;
+    }
+    // A step without GPUs of a job with some has SLURM_JOB_GPUS, too.
+    let names = ["SLURM_STEP_GPUS", "PALINGENESIS_GPU_INDEX"];
+    names.iter().find_map(|name| set(name).map(|value| format!("{name}={}", printable(value))))
+}
+
 /// Another start may be given a GPU that works.
-fn refused(prefix: &str, error: &StartError) -> Refused {
-    let code = if error.may_pass() { EXIT_RETRY } else { EXIT_CONFIG };
+fn refused(prefix: &str, error: &StartError, environment: &Environment) -> Refused {
+    let wanted = environment.get("SLURM_GPUS_ON_NODE").and_then(|count| count.parse::<u32>().ok());
+    // One that fell off the bus is not shown.
+    let lost = matches!(error, StartError::NoSuchGpu { count, .. } if wanted.is_some_and(|wanted| wanted > *count));
+    let code = if error.may_pass() || lost { EXIT_RETRY } else { EXIT_CONFIG };
     Refused { why: format!("{prefix}{error}"), code }
 }
 
@@ -131,7 +206,7 @@ fn wrong(why: String) -> Refused {
 fn ordinal(environment: &Environment) -> Result<u32, String> {
     for name in ["PALINGENESIS_GPU_INDEX", "LOCAL_RANK", "SLURM_LOCALID"] {
         let Some(value) = environment.get(name).filter(|value| !value.is_empty()) else { continue };
-        return value.parse().map_err(|_| format!("{name}={value} is no number of a GPU; unset it"));
+        return value.parse().map_err(|_| format!("{name}={} is no number of a GPU; unset it", printable(value)));
     }
     Ok(0)
 }
@@ -293,9 +368,8 @@ impl Group {
 
     /// Ends with an error of this rank's or of another's.
     pub fn leave(self) {
-        // What the GPU still does with it is not waited for.
         if let Group::Nccl(nccl) = self {
-            std::mem::forget(nccl);
+            nccl.leave();
         }
     }
 

@@ -22,7 +22,9 @@ fn main() -> ExitCode {
     // Where the plugin put this program in place of the command's first word.
     let displaced = variables::take(ARGUMENT_VARIABLE);
     let arguments: Vec<OsString> = displaced.into_iter().chain(std::env::args_os().skip(1)).collect();
-    let outcome = cli::run(arguments, started);
+    // A panic has said what it is; exit handlers are not for a process with CUDA in it.
+    let outcome = std::panic::catch_unwind(|| cli::run(arguments, started))
+        .unwrap_or_else(|_| Err(cli::Failed { code: 101, line: String::new() }));
     let code =
         match outcome.and_then(|text| print(&text).map_err(|error| cli::Failed { code: 1, line: error.to_string() })) {
             Ok(()) => 0,

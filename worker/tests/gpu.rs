@@ -158,6 +158,53 @@ fn a_gpu_that_does_not_work_ends_with_75() {
     }
 }
 
+/// Ranks have not met by then, so no other one ends it.
+#[test]
+fn a_driver_that_hangs_ends_with_75() {
+    let (Some(stand_ins), place) = (StandIns::new(), Place::new("hangs")) else { return };
+    for device in ["auto", "cuda"] {
+        let more = [&stand_ins.key(), &format!("train.device={device}"), "comm.start_timeout=2"];
+        let ended = one(&place, &[("DOUBLE_FAIL", OsStr::new("cuInit:-1"))], &more);
+        assert_eq!(ended.code, Some(75), "{}", ended.said);
+        assert!(ended.last().contains("the GPU was not ready within 2 s; see nvidia-smi"), "{}", ended.said);
+    }
+}
+
+/// Slurm gave the step GPUs, and they are not there: not for days on the processor.
+#[test]
+fn gpus_that_slurm_gave_and_nobody_sees_end_with_75_unless_they_are_hidden() {
+    let (Some(stand_ins), place) = (StandIns::new(), Place::new("given")) else { return };
+    let given = [("DOUBLE_FAIL", OsStr::new("cuInit:100")), ("SLURM_STEP_GPUS", OsStr::new("0,1"))];
+    let more = [&stand_ins.key(), "train.steps=2", "train.warmup_steps=0"];
+    let ended = one(&place, &given, &more);
+    assert_eq!(ended.code, Some(75), "{}", ended.said);
+    assert!(
+        ended.last().contains("the step has GPUs (SLURM_STEP_GPUS=0,1), but the driver shows none"),
+        "{}",
+        ended.said
+    );
+    let hidden = [given[0], given[1], ("CUDA_VISIBLE_DEVICES", OsStr::new("-1"))];
+    assert_eq!(one(&place, &hidden, &more).code, Some(0));
+    // One of two: the second rank's has fallen off the bus.
+    let lost = [("SLURM_GPUS_ON_NODE", OsStr::new("3")), ("LOCAL_RANK", OsStr::new("2"))];
+    let ended = one(&place, &[lost[0], lost[1], ("DOUBLE_COUNT", OsStr::new("2"))], &more);
+    assert_eq!(ended.code, Some(75), "{}", ended.said);
+    assert!(ended.last().contains("there is no GPU 2 for this rank: the node shows 2"), "{}", ended.said);
+}
+
+#[test]
+fn precisions_that_do_not_fit_each_other_are_refused() {
+    let (Some(stand_ins), place) = (StandIns::new(), Place::new("precisions")) else { return };
+    let more = [&stand_ins.key(), "train.device=cuda", "train.param_dtype=f32", "train.reduce_dtype=bf16"];
+    let ended = one(&place, &[], &more);
+    assert_eq!(ended.code, Some(78), "{}", ended.said);
+    assert!(
+        ended.last().contains("train.reduce_dtype = \"bf16\" needs train.param_dtype = \"bf16\""),
+        "{}",
+        ended.said
+    );
+}
+
 const KERNELS: &str = "DOUBLE_KERNELS";
 
 /// The losses of a training that went well.

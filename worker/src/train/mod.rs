@@ -72,7 +72,10 @@ impl TrainError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
+            // A model that does not fit, or a token that no vocabulary has: the others end with
+            // 75, and srun with the highest code.
             TrainError::Config(_)
+            | TrainError::Engine(EngineError::Wrong(_))
             | TrainError::Comm(CommError::Refused(_))
             | TrainError::Checkpoint(CheckpointError::Refused(_)) => EXIT_CONFIG,
             TrainError::Comm(CommError::Mismatch { .. }) => EXIT_FAILED,
@@ -80,7 +83,7 @@ impl TrainError {
             // A GPU that fell off the bus: another start may be given another one.
             TrainError::Engine(EngineError::Device(_) | EngineError::Stopped) => EXIT_RETRY,
             TrainError::NoProgress(_) => EXIT_NO_PROGRESS,
-            TrainError::Engine(EngineError::Wrong(_)) | TrainError::Diverged(_) => EXIT_FAILED,
+            TrainError::Diverged(_) => EXIT_FAILED,
         }
     }
 

@@ -466,6 +466,8 @@ impl<'a, E: Engine, C: Collective<E>> Training<'a, E, C> {
             }
             Ok::<(), ShardError>(())
         })?;
+        // What was gathered last is only known to be right when all ranks have spoken after it.
+        self.comm.barrier(Tag::of("export", 1))?;
         let own = exporter.map(|exporter| exporter.and_then(Exporter::finish));
         let exported = agree(self.comm, Tag::of("export", 0), own)?;
         let place = exported.directory.display();

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 enum { TOTAL_GIB = 16 };
@@ -54,6 +55,7 @@ static int failing(const char *function) {
         state.fail_after--;
         return 0;
     }
+    while (state.fail_code == -1) pause();
     return state.fail_code;
 }
 #define ENTER do { int code = failing(__func__); if (code) return code; } while (0)
@@ -103,7 +105,12 @@ EXPORT int cuGetErrorString(int code, const char **text) {
     *text = code == 214 ? "uncorrectable ECC error encountered" : code == 700 ? "an illegal memory access was encountered" : "as its name says";
     return 0;
 }
-EXPORT int cuDeviceGetCount(int *count) { ENTER; *count = 1; return 0; }
+EXPORT int cuDeviceGetCount(int *count) {
+    ENTER;
+    const char *other = getenv("DOUBLE_COUNT");
+    *count = other ? atoi(other) : 1;
+    return 0;
+}
 EXPORT int cuDeviceGet(int *device, int ordinal) { ENTER; *device = ordinal; return ordinal == 0 ? 0 : 101; }
 EXPORT int cuDeviceGetName(char *name, int length, int device) { ENTER; snprintf(name, length, "Double %d", device); return 0; }
 EXPORT int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
@@ -226,7 +233,8 @@ EXPORT int cuEventQuery(struct event *event) {
     return event->happened ? 0 : 600;
 }
 /* Where DOUBLE_KERNELS names a library of kernels as host.h compiles them, they are run;
- * DOUBLE_FAIL is a call that fails, as "cuInit:802" or, at the hundredth time, "cuLaunchKernel:214:99". */
+ * DOUBLE_FAIL is a call that fails, or with -1
+ * hangs, as "cuInit:802" or, at the hundredth time, "cuLaunchKernel:214:99". */
 static int (*run_kernel)(const char *, unsigned, unsigned, unsigned, unsigned, unsigned, void **);
 __attribute__((constructor)) static void of_environment(void) {
     const char *kernels = getenv("DOUBLE_KERNELS"), *fails = getenv("DOUBLE_FAIL");

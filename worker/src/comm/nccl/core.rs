@@ -247,9 +247,10 @@ impl<Q: Queue> Core<Q> {
     /// abort may hang like everything else. Comes back at once, with the cause that holds.
     pub(super) fn break_off(self: &Arc<Self>, error: CommError) -> CommError {
         if self.broken.set((error.clone(), Instant::now())).is_ok() {
-            self.queue.stop();
-            // Does nothing where the control group knew it first.
+            // First: who is let go may end the process. Does nothing where the control group
+            // knew it before.
             self.watch.break_off(error);
+            self.queue.stop();
             self.abort();
         }
         self.broken().map_or_else(|| CommError::Own("the group is broken".to_owned()), |(error, _)| error.clone())

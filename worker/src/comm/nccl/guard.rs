@@ -67,7 +67,10 @@ impl<Q: Queue> Guard<Q> {
                 return;
             }
             if let Err(error) = heard.map_or_else(|| self.look(), Err) {
-                self.core.break_off(error);
+                // Others may have ended before this one looked.
+                if !self.core.ended.load(Ordering::Acquire) {
+                    self.core.break_off(error);
+                }
                 return;
             }
         }

@@ -137,6 +137,14 @@ impl<Q: Queue> Nccl<Q> {
         }
     }
 
+    /// Goes away with the rank. What the device does is not waited for; the last words are, a
+    /// second or so, for the others would else blame this rank.
+    pub fn leave(self) {
+        let Nccl { tcp, own, .. } = self;
+        std::mem::forget(own);
+        drop(tcp);
+    }
+
     /// Ends in order, when all ranks have been at a barrier: NCCL first, within its limit; one
     /// that does not end is left. What is to be told of that, if anything.
     pub fn end(self) -> Option<String> {

@@ -122,8 +122,11 @@ pub fn is_hardware(code: sys::Status) -> bool {
 fn cure(code: sys::Status) -> Option<&'static str> {
     Some(match code {
         sys::STUB_LIBRARY => "this libcuda.so is one to link with; take the driver's, which comes with nvidia-smi",
+        sys::OUT_OF_MEMORY => "another process has the GPU's memory: see nvidia-smi on the node",
         sys::DEVICE_UNAVAILABLE => "another process has the GPU to itself; see nvidia-smi for it and the compute mode",
-        sys::NO_DEVICE => "see nvidia-smi on the node, ask Slurm for GPUs (--gpus-per-node), or set device = \"cpu\"",
+        sys::NO_DEVICE => {
+            "see nvidia-smi on the node, ask Slurm for GPUs (--gpus-per-node), or set train.device = \"cpu\""
+        }
         sys::INVALID_DEVICE => "see CUDA_VISIBLE_DEVICES, and nvidia-smi -L on the node",
         sys::ECC_UNCORRECTABLE => "the GPU's memory is faulty: drain the node, and see nvidia-smi -q -d ECC",
         sys::NVLINK_UNCORRECTABLE => "a link between GPUs is faulty: drain the node, and see nvidia-smi nvlink -e",
@@ -377,7 +380,9 @@ impl Context {
         let (mut sleep, longest) = SLEEP;
         loop {
             if done()? {
-                return Ok(());
+                // What was aborted is over, too, and its numbers are none. The flag is set
+                // before anything is aborted.
+                return if self.stop.is_set() { Err(EngineError::Stopped) } else { Ok(()) };
             }
             if self.stop.is_set() {
                 return Err(EngineError::Stopped);

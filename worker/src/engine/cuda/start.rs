@@ -53,7 +53,7 @@ pub enum StartError {
     /// No kernels for it.
     #[error(
         "{gpu} has compute capability {}.{}: the kernels need 8.0 (Ampere) or newer; \
-         take another GPU, or set device = \"cpu\"",
+         take another GPU, or set train.device = \"cpu\"",
         .architecture / 10, .architecture % 10
     )]
     OldGpu {
@@ -94,7 +94,8 @@ impl StartError {
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
-            StartError::Cuda(error) => is_hardware(error.code),
+            // Nothing is allocated by then: the memory is other processes'.
+            StartError::Cuda(error) => is_hardware(error.code) || error.code == sys::OUT_OF_MEMORY,
             StartError::Engine(error) => !matches!(error, EngineError::Wrong(_)),
             _ => false,
         }
