@@ -1,6 +1,6 @@
 //! Where CUDA's and NCCL's libraries are, by five rules in this order: a directory that is
-//! named, LD_LIBRARY_PATH, the toolkits in /usr/local, what the loader knows, and the wheels
-//! of Python environments. Files are looked at, never loaded. The driver's library comes with
+//! named, LD_LIBRARY_PATH, the toolkits of CUDA_HOME, CUDA_PATH and /usr/local, what the
+//! loader knows, and the wheels of Python environments. Files are looked at, never loaded. The driver's library comes with
 //! the driver: a toolkit has only a stub of it, which is no driver.
 
 use std::cmp::Reverse;

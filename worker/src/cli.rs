@@ -24,14 +24,15 @@ const AFTER: &str = "\
 Started without any argument it prints which rank it was given, so that a cluster can be tried out.
 
 Ranks: srun --palingenesis=worker CONFIG gives each task RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT; without any of them there is one rank. Computed is on GPUs where they are, else on CPUs (train.device).
+MASTER_PORT; without any of them there is one rank. Numbers are computed on GPUs where there are any, else on CPUs
+(train.device).
 
 Exit codes:
    0  all steps are done
    1  failed for a reason that another start does not mend (a loss that is not finite)
    2  the command line makes no sense
-  75  start it again: a rank was lost, a GPU or storage failed, another training has output_dir, or a signal came (SIGUSR1 and
-      SIGTERM write a checkpoint first)
+  75  start it again: a rank was lost, a GPU or storage failed, another training has output_dir, or a signal came
+      (SIGUSR1 and SIGTERM write a checkpoint first)
   76  hold it: several starts in a row got no further
   78  the configuration, the model or the data is wrong, or train.device lacks what it needs
 In slurm.conf: RequeueExit=75 and RequeueExitHold=76.";

@@ -23,7 +23,7 @@ use crate::comm::{CommError, Exchange, Tag};
 use crate::config::{self, TrainConfig};
 use crate::engine::cuda::driver::Stop;
 use crate::engine::cuda::start::StartError;
-use crate::engine::cuda::{Cuda, driver, libraries, start};
+use crate::engine::cuda::{Cuda, driver, libraries, start, sys};
 use crate::engine::{Cpu, EngineError, Precision};
 use crate::train::{self, EXIT_CONFIG, EXIT_RETRY, End, Job, TrainError};
 
@@ -194,7 +194,9 @@ fn refused(prefix: &str, error: &StartError, environment: &Environment) -> Refus
     let wanted = environment.get("SLURM_GPUS_ON_NODE").and_then(|count| count.parse::<u32>().ok());
     // One that fell off the bus is not shown.
     let lost = matches!(error, StartError::NoSuchGpu { count, .. } if wanted.is_some_and(|wanted| wanted > *count));
-    let code = if error.may_pass() || lost { EXIT_RETRY } else { EXIT_CONFIG };
+    let unseen =
+        matches!(error, StartError::Cuda(error) if error.code == sys::NO_DEVICE) && given(environment).is_some();
+    let code = if error.may_pass() || lost || unseen { EXIT_RETRY } else { EXIT_CONFIG };
     Refused { why: format!("{prefix}{error}"), code }
 }
 

@@ -183,6 +183,8 @@ fn gpus_that_slurm_gave_and_nobody_sees_end_with_75_unless_they_are_hidden() {
         "{}",
         ended.said
     );
+    let cuda = [&more[..], &["train.device=cuda"]].concat();
+    assert_eq!(one(&place, &given, &cuda).code, Some(75));
     let hidden = [given[0], given[1], ("CUDA_VISIBLE_DEVICES", OsStr::new("-1"))];
     assert_eq!(one(&place, &hidden, &more).code, Some(0));
     // One of two: the second rank's has fallen off the bus.

@@ -12,7 +12,8 @@ pub trait Queue: Send + Sync + 'static {
     /// A point in a stream's work. Dropping one does not wait.
     type Marker: Send + Sync + 'static;
 
-    /// Which device of its host it is, as NCCL tells them apart: the PCI address.
+    /// Which device of its host it is: the PCI address and the UUID, for MIG instances share an
+    /// address.
     fn device(&self) -> String;
     /// CUDA's name of the stream.
     fn stream(&self) -> *mut c_void;
