@@ -613,7 +613,7 @@ fn with_real_nvrtc_the_stand_in_starts() {
     assert_eq!(
         start(&places(&double.path)).unwrap_err().to_string(),
         "GPU 0 (Double 0, GPU-00112233-4455-6677-8899-aabbccddeeff, 0000:a7:00.0) has compute capability 7.5: the \
-         kernels need 8.0 (Ampere) or newer; take another GPU, or set device = \"cpu\""
+         kernels need 8.0 (Ampere) or newer; take another GPU, or set train.device = \"cpu\""
     );
     // Newer than NVRTC: PTX, which needs a driver of NVRTC's CUDA.
     double.set("double_architecture", 150);
