@@ -29,7 +29,9 @@ fn the_loss_is_the_same_at_world_sizes_1_to_4_over_50_steps() {
     let place = Place::new("worlds");
     let at = |world: u32| {
         let dir = place.dir(&format!("world-{world}"));
-        common::train(world, &place, &["train.steps=50", &output(&dir)]);
+        // With a higher rate Adam makes much of the roundings of gradients near zero: then it
+        // depends on the text whether 1e-5 holds for 50 steps.
+        common::train(world, &place, &["train.steps=50", "train.lr=1e-3", &output(&dir)]);
         losses(&dir)
     };
     let alone = at(1);
